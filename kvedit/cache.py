@@ -1,0 +1,73 @@
+"""The working cache: keys and values in memory, at their positions, one entry a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Keys before RoPE and values of some rows, as a segment keeps them.
+
+    Attributes:
+        rows: Their rows, sorted, `int64 [N]`.
+        keys: Before RoPE, `[L, H, N, D]`.
+        values: `[L, H, N, D]`.
+    """
+
+    rows: Tensor
+    keys: Tensor
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        if self.keys.shape != self.values.shape or self.keys.shape[2] != len(self.rows):
+            raise ValueError(f"{self.keys.shape}, {self.values.shape}, {len(self.rows)} rows")
+
+    @classmethod
+    def concatenate(cls, parts: list[States]) -> States:
+        """Join states of ascending rows."""
+        return cls(
+            torch.cat([part.rows for part in parts]),
+            torch.cat([part.keys for part in parts], dim=2),
+            torch.cat([part.values for part in parts], dim=2),
+        )
+
+
+class KVCache:
+    """Rotated keys and values, with room for `capacity` rows.
+
+    Attributes:
+        keys: After RoPE, `[L, H, capacity, D]`.
+        values: `[L, H, capacity, D]`.
+        length: Rows in use.
+    """
+
+    def __init__(
+        self, layers: int, heads: int, capacity: int, width: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (layers, heads, capacity, width)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[2]
+
+    def scatter_(self, layer: int, rows: Tensor | slice, keys: Tensor, values: Tensor) -> None:
+        """Write rotated keys and values, each `[H, N, D]`, of one layer at `rows`."""
+        if isinstance(rows, slice):
+            self.keys[layer, :, rows] = keys
+            self.values[layer, :, rows] = values
+        else:
+            self.keys[layer].index_copy_(1, rows, keys)
+            self.values[layer].index_copy_(1, rows, values)
+
+    def clone(self) -> KVCache:
+        """Copy the cache, for a probe or an experiment that must leave it untouched."""
+        twin = KVCache.__new__(KVCache)
+        twin.keys, twin.values, twin.length = self.keys.clone(), self.values.clone(), self.length
+        return twin

@@ -1,0 +1,190 @@
+"""The document: its text, its lines, and edits of line ranges.
+
+Lines are what `grep -n` counts: they end at a line feed, and a carriage return before it
+belongs to the line. Form feeds, lone carriage returns and U+2028 end no line. Knows
+characters; knows nothing of tokens, models or files on disk.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvedit.errors import UsageError
+
+_BOMS: tuple[tuple[bytes, str], ...] = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_RANGE = re.compile(r"(?P<first>\d+)?(?P<dash>-)?(?P<last>\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LineRange:
+    """Lines `first..last`, 1-based and inclusive; `None` means "from the start" or "to the end"."""
+
+    first: int | None
+    last: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> LineRange:
+        """Read `7`, `40-60`, `40-` or `-5`.
+
+        Raises:
+            UsageError: The text is no range, or its end lies before its start.
+        """
+        match = _RANGE.fullmatch(text.strip())
+        if not match or (match["first"] is None and match["last"] is None):
+            raise UsageError(
+                f"'{text}' is not a range of lines.",
+                "Write 7, 40-60, 40- or -5, counting lines from 1.",
+            )
+        first = int(match["first"]) if match["first"] is not None else None
+        last = int(match["last"]) if match["last"] is not None else None
+        if match["dash"] is None:
+            last = first
+        if first is not None and last is not None and last < first:
+            raise UsageError(f"The range {text} ends before it starts.", f"Write it as {last}-{first}.")
+        return cls(first, last)
+
+    def resolve(self, line_count: int) -> tuple[int, int]:
+        """Give the half-open, 0-based span of lines in a document of `line_count` lines.
+
+        Raises:
+            UsageError: The range does not lie within `1..line_count`.
+        """
+        first = 1 if self.first is None else self.first
+        last = line_count if self.last is None else self.last
+        if first < 1 or last > line_count or first > last:
+            held = "no lines" if line_count == 0 else f"lines 1 to {line_count}"
+            raise UsageError(
+                f"The range {self} lies outside the document, which has {held}.",
+                "Run `kvedit show` to see the lines with their numbers.",
+            )
+        return first - 1, last
+
+    def __str__(self) -> str:
+        if self.first is not None and self.first == self.last:
+            return str(self.first)
+        first = "" if self.first is None else self.first
+        return f"{first}-{'' if self.last is None else self.last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace the characters `[start, stop)` of a text by `text`. Deleting is `text == ""`."""
+
+    start: int
+    stop: int
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text and where its lines start.
+
+    Attributes:
+        text: The text as it was in the file, line endings and all, without its BOM.
+        line_starts: Character offset of each line; a final newline starts no new line.
+    """
+
+    text: str
+    line_starts: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        starts = [0, *(match.end() for match in re.finditer("\n", self.text))]
+        if starts[-1] == len(self.text):
+            starts.pop()
+        object.__setattr__(self, "line_starts", tuple(starts))
+
+    @property
+    def line_count(self) -> int:
+        return len(self.line_starts)
+
+    def characters(self, first: int, last: int) -> tuple[int, int]:
+        """Give the character span of the 0-based, half-open span of lines `[first, last)`."""
+        ends = (*self.line_starts, len(self.text))
+        return ends[first], ends[last]
+
+    def lines(self, first: int, last: int) -> list[str]:
+        """Give the lines `[first, last)` (0-based, half-open) without their line endings."""
+        spans = (self.characters(index, index + 1) for index in range(first, last))
+        return [self.text[start:stop].removesuffix("\n").removesuffix("\r") for start, stop in spans]
+
+    def deletions(self, ranges: Iterable[LineRange]) -> list[Edit]:
+        """Turn line ranges into edits. Every range counts lines of this document; overlaps merge.
+
+        Raises:
+            UsageError: A range lies outside the document.
+        """
+        spans = sorted(self.characters(*lines.resolve(self.line_count)) for lines in ranges)
+        merged: list[tuple[int, int]] = []
+        for start, stop in spans:
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+            else:
+                merged.append((start, stop))
+        return [Edit(start, stop) for start, stop in merged]
+
+    def apply(self, edits: Sequence[Edit]) -> Document:
+        """Give the document after `edits`, which are sorted, disjoint and count this text."""
+        kept: list[str] = []
+        position = 0
+        for edit in edits:
+            kept += [self.text[position : edit.start], edit.text]
+            position = edit.stop
+        return Document("".join([*kept, self.text[position:]]))
+
+
+def kept_spans(edits: Sequence[Edit], length: int) -> list[tuple[int, int, int]]:
+    """Say which characters survive `edits`: `(old_start, new_start, length)`, in order.
+
+    Args:
+        edits: Sorted, disjoint edits of the old text.
+        length: Characters in the old text.
+    """
+    spans: list[tuple[int, int, int]] = []
+    old = new = 0
+    for edit in [*edits, Edit(length, length)]:
+        if edit.start > old:
+            spans.append((old, new, edit.start - old))
+        new += edit.start - old + len(edit.text)
+        old = edit.stop
+    return spans
+
+
+def decode(data: bytes, name: str) -> tuple[str, str]:
+    """Decode a file's bytes strictly; give the text without its BOM, and the encoding.
+
+    UTF-8 is the rule; a BOM may say UTF-16.
+
+    Args:
+        data: The whole file.
+        name: What to call the file in messages.
+
+    Raises:
+        UsageError: The file is empty, binary, or not in the encoding it should be in.
+    """
+    encoding = "utf-8"
+    for mark, named in _BOMS:
+        if data.startswith(mark):
+            data, encoding = data[len(mark) :], named
+            break
+    if not data:
+        raise UsageError(f"{name} is empty.", "Give a file that holds some text.")
+    zero = data.find(b"\0") if encoding == "utf-8" else -1
+    if zero >= 0:
+        raise UsageError(
+            f"{name} looks like a binary file: byte {zero} is zero.",
+            "Give a text file in UTF-8, or convert it to text first.",
+        )
+    try:
+        return data.decode(encoding), encoding
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name} is not valid {encoding.upper()}: byte {error.start} cannot be read.",
+            "Convert it first, for example with `iconv -f LATIN1 -t UTF-8`.",
+        ) from None

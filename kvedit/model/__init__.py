@@ -1,0 +1,257 @@
+"""The model: kvedit's own walk through the decoder layers, over the checkpoint's modules.
+
+The only room that knows transformers. One walk serves prefill, refresh, probe and decode:
+given ids at given rows and a cache, at each layer project, keep the raw key and value, rotate,
+scatter them into the cache at their rows, attend over the cache up to each row, go on.
+Prefill is a walk over adjacent rows, packed refresh one over scattered rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvedit.cache import KVCache, States
+from kvedit.errors import ModelError
+from kvedit.model import checkpoint
+from kvedit.model.template import layout
+from kvedit.prompt import Prompt
+from kvedit.rope import Rope, rotate
+from kvedit.tokenizer import Tokenizer
+
+CHUNK_ROWS = 512
+"""Rows that one walk takes at most; bounds the memory beside weights and cache."""
+
+_BLOCK_ROWS = 128
+"""Rows that attend together; a block reads keys only up to its last row."""
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """What a walk gives.
+
+    Attributes:
+        states: Raw keys and values of the rows walked.
+        hidden: Output of the last layer, before the final norm, `[N, hidden]`.
+    """
+
+    states: States
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows in hand `[first, last)`, the keys they may see, and who may see which (`None`: all)."""
+
+    first: int
+    last: int
+    limit: int
+    mask: Tensor | None
+
+
+class Model:
+    """A checkpoint in memory, ready to walk.
+
+    Attributes:
+        layers, heads, width: L, H (KV heads) and D of its cache.
+        groups: Query heads for each KV head.
+        context_length: Positions that it was made for.
+        stop_ids: Ids that end an answer.
+        parts: Fingerprint, by the name of the part.
+    """
+
+    def __init__(self, network: Any, tokenizer: Tokenizer, template: Any, parts: dict[str, str]) -> None:
+        config = network.config
+        attention = network.model.layers[0].self_attn
+        self.network = network
+        self.tokenizer = tokenizer
+        self.parts = parts
+        self.layers: int = config.num_hidden_layers
+        self.heads: int = config.num_key_value_heads
+        self.groups: int = config.num_attention_heads // config.num_key_value_heads
+        self.width: int = attention.head_dim
+        self.context_length: int = config.max_position_embeddings
+        self.dtype: torch.dtype = network.dtype
+        self.device: torch.device = network.device
+        rotary = network.model.rotary_emb
+        self.rope = Rope(rotary.inv_freq.float(), float(rotary.attention_scaling))
+        self.stop_ids = _stop_ids(network, template)
+        self._template = template
+
+    @classmethod
+    def open(cls, directory: Path, *, device: str = "auto", dtype: str = "auto") -> Model:
+        """Read the checkpoint in a directory.
+
+        Args:
+            directory: config.json, safetensors weights, tokenizer.
+            device: `auto`, `cpu`, `cuda` or `mps`.
+            dtype: `auto` (float32 on a CPU, bfloat16 elsewhere), or a name of a dtype.
+
+        Raises:
+            ModelError: The device is not there, or the model is unsupported or damaged.
+        """
+        place = _device(device)
+        kind = ("float32" if place.type == "cpu" else "bfloat16") if dtype == "auto" else dtype
+        network = checkpoint.read_network(directory, _DTYPES[kind], place)
+        tokenizer, template = checkpoint.read_tokenizer(directory)
+        parts = checkpoint.fingerprint(directory, tokenizer, template.chat_template)
+        return cls(network, tokenizer, template, parts)
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def layout(self, system: str | None) -> Prompt:
+        """Lay the prompt out with the checkpoint's chat template."""
+        return layout(self._template, self.tokenizer, system)
+
+    def to_device(self, ids: npt.NDArray[np.int64]) -> Tensor:
+        """Bring ids to the model's device. `int64 [N]`."""
+        return torch.from_numpy(ids).to(self.device)
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """Make an empty cache with room for `capacity` rows."""
+        return KVCache(self.layers, self.heads, capacity, self.width, dtype=self.dtype, device=self.device)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Look the frozen input embeddings up. `int64 [N] -> [N, hidden]`."""
+        table: Tensor = self.network.model.embed_tokens.weight
+        return table[ids]
+
+    @cached_property
+    def mean_embedding(self) -> Tensor:
+        """Mean of the whole vocabulary's input embeddings, `float32 [hidden]`."""
+        table: Tensor = self.network.model.embed_tokens.weight
+        return table.float().mean(dim=0)
+
+    @torch.no_grad()
+    def walk(self, ids: Tensor, rows: slice | Tensor, cache: KVCache) -> Walked:
+        """Take rows through all layers, writing their keys and values into the cache.
+
+        Row i attends to every cached row up to itself, whatever its state, and to the rows in
+        hand that come before it, with the states that this walk gives them (section A.1 and
+        G.2 of Budgeted KV-Cache Repair).
+
+        Args:
+            ids: `int64 [N]`, on the model's device.
+            rows: Where they stand: a slice of adjacent rows, or sorted `int64 [N]`.
+            cache: Changed at `rows`, in every layer.
+        """
+        network = self.network.model
+        place = torch.arange(rows.start, rows.stop, device=self.device) if isinstance(rows, slice) else rows
+        cos, sin = self.rope.angles(place, self.dtype)
+        blocks = list(self._blocks(place))
+        count = len(place)
+        keys = torch.empty((self.layers, self.heads, count, self.width), dtype=self.dtype, device=self.device)
+        values = torch.empty_like(keys)
+        hidden = self.embed(ids)
+        for layer, module in enumerate(network.layers):
+            attention = module.self_attn
+            normed = module.input_layernorm(hidden)
+            query = self._heads(attention, "q", normed)
+            keys[layer] = self._heads(attention, "k", normed)
+            values[layer] = self._heads(attention, "v", normed)
+            cache.scatter_(layer, rows, rotate(keys[layer], cos, sin), values[layer])
+            mixed = _attend(rotate(query, cos, sin), cache, layer, blocks, attention.scaling)
+            hidden = hidden + attention.o_proj(mixed)
+            hidden = hidden + module.mlp(module.post_attention_layernorm(hidden))
+        cache.length = max(cache.length, int(place[-1]) + 1)
+        return Walked(States(place, keys, values), hidden)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Turn outputs of the last layer `[N, hidden]` into logits `float32 [N, vocabulary]`."""
+        logits: Tensor = self.network.lm_head(self.network.model.norm(hidden))
+        return logits.float()
+
+    def check(self) -> None:
+        """Compare the walk with the stock forward pass on a few ids, to catch what no field says.
+
+        Raises:
+            ModelError: They differ by more than rounding.
+        """
+        ids = torch.arange(24, device=self.device) * 7 % self.network.config.vocab_size
+        with torch.no_grad():
+            stock = self.network(ids[None], use_cache=False).logits[0].float()
+        cache = self.new_cache(24)
+        self.walk(ids[:8], slice(0, 8), cache)
+        own = self.logits(self.walk(ids[8:], slice(8, 24), cache).hidden)
+        spread = float(stock[8:].std())
+        worst = float((own - stock[8:]).abs().max())
+        if not worst <= (0.02 if self.dtype == torch.float32 else 0.5) * max(spread, 1e-6):
+            raise ModelError(
+                f"This model is not supported: its own forward pass differs from kvedit's by {worst:.3g}.",
+                "Choose a dense Llama- or Qwen-like model; docs/models.md lists the rules.",
+            )
+
+    @staticmethod
+    def _heads(attention: Any, which: str, normed: Tensor) -> Tensor:
+        """Project to heads, `[N, hidden] -> [heads, N, D]`, with the model's norm of queries and keys."""
+        states = getattr(attention, f"{which}_proj")(normed).view(len(normed), -1, attention.head_dim)
+        norm = getattr(attention, f"{which}_norm", None)
+        projected: Tensor = (norm(states) if norm is not None else states).transpose(0, 1)
+        return projected
+
+    def _blocks(self, place: Tensor) -> Iterator[_Block]:
+        """Cut rows into blocks, each with the mask of who sees which key."""
+        for first in range(0, len(place), _BLOCK_ROWS):
+            block = place[first : first + _BLOCK_ROWS]
+            limit = int(block[-1]) + 1
+            mask = None
+            if len(block) > 1:
+                hidden_keys = torch.arange(limit, device=self.device) > block[:, None]
+                mask = torch.zeros(hidden_keys.shape, dtype=self.dtype, device=self.device)
+                mask.masked_fill_(hidden_keys, float("-inf"))
+                mask = mask.repeat(self.groups, 1)
+            yield _Block(first, first + len(block), limit, mask)
+
+
+def _attend(query: Tensor, cache: KVCache, layer: int, blocks: list[_Block], scaling: float) -> Tensor:
+    """Attend to the cache, `[Hq, N, D] -> [N, Hq * D]`.
+
+    The query heads of a group share their keys, so a group is handed over as one head with so
+    many more rows: no key is read or copied twice.
+    """
+    heads, width = cache.keys.shape[1], query.shape[-1]
+    mixed = [
+        functional.scaled_dot_product_attention(
+            query[:, block.first : block.last].reshape(1, heads, -1, width),
+            cache.keys[None, layer, :, : block.limit],
+            cache.values[None, layer, :, : block.limit],
+            attn_mask=None if block.mask is None else block.mask[None, None],
+            scale=scaling,
+        ).view(len(query), -1, width)
+        for block in blocks
+    ]
+    joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
+    return joined.transpose(0, 1).flatten(1)
+
+
+def _device(name: str) -> torch.device:
+    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = next(place for place in ("cuda", "mps", "cpu") if found[place])
+    if not found[name]:
+        raise ModelError(f"There is no {name} device here.", "Use --device cpu, or auto.")
+    return torch.device(name)
+
+
+def _stop_ids(network: Any, template: Any) -> frozenset[int]:
+    """Gather the ids that end an answer, from all the places where checkpoints name them."""
+    found: set[int] = set()
+    generation = getattr(network, "generation_config", None)
+    for source in (generation, network.config, template):
+        named = getattr(source, "eos_token_id", None)
+        found.update([named] if isinstance(named, int) else named or [])
+    return frozenset(found)

@@ -1,0 +1,22 @@
+"""Random units: grouping without ranking, the control of section A.4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvedit.policies.evidence import Evidence, Scores
+from kvedit.select import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """Score units by a seeded draw."""
+
+    rule: Rule = "units"
+
+    def score(self, evidence: Evidence) -> Scores:
+        """Draw a score for each unit; all rows tie, so a window starts where its unit starts."""
+        drawn = np.random.default_rng(evidence.seed).random(evidence.units)
+        return Scores(np.zeros(len(evidence.ids), dtype=np.float32), drawn.astype(np.float32))

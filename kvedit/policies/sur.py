@@ -1,0 +1,106 @@
+"""Semantic-Unit Refresh: relevance from the model's frozen input embeddings, no forward pass.
+
+The paper ranks whole text units by their highest token scores, where a token's score is its
+embedding's similarity to the question's tokens (sections 3.2 and A.3). Read plainly, as the
+maximum cosine, that cannot find evidence: "the" and "is" match exactly almost everywhere, so
+nearly every unit ties. `Sur` keeps the frozen embeddings and the units, and changes the score:
+
+    centred   the vocabulary's mean embedding is subtracted before normalising, so that unlike
+              tokens are near 0 rather than all alike
+    weighted  a question token counts as much as it is rare among the units
+    total     a unit sums, over the question's tokens, its best match of each (late
+              interaction), so that matching all of a question beats matching one word often
+
+`SurPlain` is the paper's rule; `SurRows` and `SurWindow` are `Sur`'s scores with the other
+support rules, the matched controls of section A.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvedit.policies.evidence import Evidence, Scores, best_of_unit
+from kvedit.select import Rule
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sur:
+    """Embedding relevance with whole units.
+
+    Attributes:
+        centred: Subtract the mean embedding of the vocabulary.
+        weighted: Weigh question tokens by their rarity among the units.
+        total: Sum a unit's best match of each question token; else take its best row.
+        rule: How scores become rows.
+    """
+
+    centred: bool = True
+    weighted: bool = True
+    total: bool = True
+    rule: Rule = "units"
+
+    def score(self, evidence: Evidence) -> Scores:
+        """Score rows and units."""
+        inside = np.flatnonzero(evidence.suffix & (evidence.unit >= 0))
+        rows = np.zeros(len(evidence.ids), dtype=np.float32)
+        units = np.zeros(evidence.units, dtype=np.float32)
+        query = np.unique(evidence.query_ids)
+        if not len(inside) or not len(query):
+            return Scores(rows, units)
+        match = self._match(evidence, evidence.ids[inside], query)
+        # Rows of a unit are adjacent, so a unit's best match is a reduction over its run.
+        firsts = np.flatnonzero(np.diff(evidence.unit[inside], prepend=-1))
+        best = np.maximum.reduceat(match, firsts, axis=0)
+        weight = np.ones(len(query), dtype=np.float32)
+        if self.weighted:
+            holding = np.maximum(best.sum(axis=0), 0.5)
+            weight = np.log1p(len(best) / holding).astype(np.float32)
+        rows[inside] = (match * weight).max(axis=1)
+        if self.total:
+            units[evidence.unit[inside[firsts]]] = best @ weight
+            return Scores(rows, units)
+        return Scores(rows, best_of_unit(rows, evidence))
+
+    def _match(self, evidence: Evidence, ids: IntArray, query: IntArray) -> FloatArray:
+        """Squared positive cosine (centred), or cosine, of rows with query tokens. `[N, Q]`."""
+        model = evidence.model
+        distinct, back = np.unique(ids, return_inverse=True)
+        both = torch.from_numpy(np.concatenate([distinct, query])).to(model.device)
+        vectors = model.embed(both).float()
+        if self.centred:
+            vectors = vectors - model.mean_embedding
+        vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        cosine = vectors[: len(distinct)] @ vectors[len(distinct) :].T
+        match = cosine.clamp(min=0).square() if self.centred else cosine
+        matched: FloatArray = match.cpu().numpy()[back]
+        return matched
+
+
+@dataclass(frozen=True, slots=True)
+class SurPlain(Sur):
+    """The paper's rule as it reads: maximum cosine over the question's tokens, best row of a unit."""
+
+    centred: bool = False
+    weighted: bool = False
+    total: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SurRows(Sur):
+    """`Sur`'s token scores, spent on isolated rows."""
+
+    rule: Rule = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class SurWindow(Sur):
+    """`Sur`'s token scores, spent on the best contiguous window."""
+
+    rule: Rule = "window"

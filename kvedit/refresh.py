@@ -1,0 +1,122 @@
+"""Shift and refresh: bring rows to their positions, and recompute the chosen ones.
+
+The only room that writes recomputed rows. The executors give the same result to rounding:
+
+    packed    all rows through each layer together, one traversal for all runs (section 3.3)
+    interval  one run of adjacent rows at a time through all layers (section A.1)
+    direct    packed's special case of a single run, without index tensors (section 4.4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvedit.cache import KVCache, States
+from kvedit.errors import UsageError
+from kvedit.model import CHUNK_ROWS, Model
+from kvedit.rope import rotate
+from kvedit.rows import Piece, runs
+
+IntArray = npt.NDArray[np.int64]
+Executor = Literal["packed", "interval", "direct"]
+EXECUTORS = ("auto", "packed", "interval", "direct")
+Progress = Callable[[int], None]
+
+
+def shift_(
+    model: Model, cache: KVCache, pieces: list[Piece], segments: Mapping[str, tuple[Tensor, Tensor]]
+) -> int:
+    """Gather stored rows into the cache, each key rotated from its raw form to its position.
+
+    A missing row is left as it is; it must be refreshed before anything reads it.
+
+    Args:
+        model: Gives the rotation.
+        cache: Filled at all rows that have a state.
+        pieces: Where each row lives, from row 0 on.
+        segments: Raw keys and values `[L, H, N, D]` by name of segment.
+
+    Returns:
+        Rows gathered.
+    """
+    total = sum(piece.length for piece in pieces)
+    cos, sin = model.rope.angles(torch.arange(total, device=model.device), model.dtype)
+    row = gathered = 0
+    for piece in pieces:
+        stop = row + piece.length
+        if piece.segment is not None:
+            keys, values = segments[piece.segment]
+            source = slice(piece.start, piece.start + piece.length)
+            # Layer by layer, so that what is rotated is still at hand in the processor's cache.
+            for layer in range(model.layers):
+                raw = keys[layer, :, source].to(cache.keys.device)
+                rotate(raw, cos[row:stop], sin[row:stop], out=cache.keys[layer, :, row:stop])
+                cache.values[layer, :, row:stop] = values[layer, :, source]
+            gathered += piece.length
+        row = stop
+    cache.length = total
+    return gathered
+
+
+def choose_executor(name: str, rows: IntArray) -> Executor:
+    """Resolve `auto` (direct for one run, packed otherwise) and check `direct`.
+
+    Raises:
+        UsageError: `direct` was asked for, and the rows are no single run.
+    """
+    count = sum(1 for _ in runs(rows))
+    if name == "auto":
+        return "direct" if count == 1 else "packed"
+    if name == "direct" and count > 1:
+        raise UsageError(
+            f"The direct executor takes one run of adjacent rows, and {count} runs were selected.",
+            "Use --executor packed, or auto.",
+        )
+    if name not in ("packed", "interval", "direct"):
+        raise UsageError(f"There is no executor '{name}'.", f"Choose one of {', '.join(EXECUTORS)}.")
+    return name  # type: ignore[return-value]
+
+
+def refresh_(
+    model: Model, cache: KVCache, ids: Tensor, rows: IntArray, executor: Executor
+) -> Iterator[States]:
+    """Recompute `rows` through all layers against the mixed cache; give their raw states in parts.
+
+    More than `CHUNK_ROWS` rows go in several walks, ascending: a later row sees the fresh state
+    of every earlier one in each layer either way, so the result is the same and memory bounded.
+
+    Args:
+        model: The model.
+        cache: Changed at `rows`, in every layer.
+        ids: Ids of all rows, `int64 [T]`.
+        rows: Rows to recompute, sorted, `int64 [N]`.
+        executor: How.
+    """
+    for part in _parts(rows, executor):
+        if isinstance(part, slice):
+            yield model.walk(ids[part], part, cache).states
+        else:
+            place = torch.from_numpy(part).to(model.device)
+            yield model.walk(ids[place], place, cache).states
+
+
+def _parts(rows: IntArray, executor: Executor) -> Iterator[slice | IntArray]:
+    if executor == "packed":
+        for first in range(0, len(rows), CHUNK_ROWS):
+            yield rows[first : first + CHUNK_ROWS]
+    else:
+        for start, stop in runs(rows):
+            for first in range(start, stop, CHUNK_ROWS):
+                yield slice(first, min(first + CHUNK_ROWS, stop))
+
+
+def prefill_(model: Model, cache: KVCache, ids: Tensor, start: int = 0) -> Iterator[States]:
+    """Compute all rows from `start` on, in chunks of adjacent rows; give their raw states."""
+    rows = np.arange(start, len(ids), dtype=np.int64)
+    return refresh_(model, cache, ids, rows, "direct")

@@ -1,0 +1,488 @@
+"""A session: load a document, edit it, repair its cache, ask. The order of steps, no mathematics.
+
+Loads no torch until something is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvedit.document import Document, Edit, LineRange
+from kvedit.errors import ContextError, SessionError, UsageError
+from kvedit.prompt import Prompt
+from kvedit.rows import RowTable
+from kvedit.select import Budget
+from kvedit.store import Manifest, ModelRecord, Revision, Store, splice_text
+from kvedit.timing import Timings, now
+from kvedit.tokenizer import Tokenizer
+from kvedit.tokens import Splice, Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvedit.cache import States
+    from kvedit.model import Model
+
+DEFAULT_NEW_TOKENS = 256
+IntArray = npt.NDArray[np.int64]
+Progress = Callable[[int, int], None]
+"""Called with rows done and rows in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a document came from, and how its bytes were read."""
+
+    path: str
+    encoding: str = "utf-8"
+    bom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What a deletion did.
+
+    Attributes:
+        lines, tokens: Removed.
+        missing: Rows to compute because their tokens merged differently at a seam.
+        suffix: S, the rows that are stale or refreshed now.
+        replay_s: Estimated time of a full replay, from the speed of the prefill at load.
+        written_bytes: Bytes written to the session.
+    """
+
+    lines: int
+    tokens: int
+    missing: int
+    suffix: int
+    replay_s: float
+    written_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a session holds. The four states add up to `tokens`."""
+
+    name: str
+    model: str
+    dtype: str
+    context_length: int
+    lines: int
+    tokens: int
+    suffix: int
+    frontier: int
+    exact: int
+    refreshed: int
+    stale: int
+    missing: int
+    size_bytes: int
+    edits: int
+    created: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer and what it took.
+
+    Attributes:
+        text: The answer.
+        ids: Its token ids.
+        finish_reason: `stop`, `length` or `interrupted`.
+        policy, executor, seed, temperature: As they were used; `executor` is `none` without rows.
+        budget: As it was asked for.
+        budget_rows: B, as it was resolved.
+        suffix: S, before the answer.
+        missing, refreshed, reused: Rows of head and document by what was done with them; they
+            add up to `tokens`.
+        runs: Runs of adjacent rows in the support, missing rows included.
+        tokens: T, rows of head and document.
+        timings: Phases, in order.
+        first_token_s: Shift, selection, refresh and question prefill.
+        replay_s: Estimated time of recomputing every row from the frontier on.
+        kept: Whether the refreshed rows were kept in the session.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    finish_reason: str
+    policy: str
+    executor: str
+    seed: int
+    temperature: float
+    budget: str
+    budget_rows: int
+    suffix: int
+    missing: int
+    refreshed: int
+    reused: int
+    runs: int
+    tokens: int
+    timings: Timings
+    first_token_s: float
+    replay_s: float
+    kept: bool
+
+    @property
+    def repair_s(self) -> float:
+        """Shift, selection and refresh: what a full replay would stand in for."""
+        return self.timings.seconds("shift", "selection", "refresh")
+
+
+class Session:
+    """A document in a model's cache.
+
+    Attributes:
+        store: Its files.
+        manifest: What was fixed at load.
+        revision: The present state.
+        document: The present text.
+        tokenizer: The tokenizer that encoded it.
+        tokens: Its tokens.
+        rows: Where each row lives.
+        model: The model, once it is at hand.
+        segments: Raw keys and values `[L, H, N, D]` by segment, once read.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self.store = store
+        self.manifest = manifest
+        self.tokenizer = Tokenizer(store.read_tokenizer(manifest.tokenizer))
+        self._set_revision(store.read_revision(manifest.revision))
+        self.model: Model | None = None
+        self.segments: dict[str, tuple[Tensor, Tensor]] = {}
+        self._segment_ids: dict[str, npt.NDArray[np.int32]] = {}
+
+    def _set_revision(self, revision: Revision) -> None:
+        self.revision = revision
+        self.document = Document(self.store.read_text(revision.text))
+        self.tokens: Tokens = self.tokenizer.encode_text(self.document.text)
+        self.rows = RowTable.from_pieces(revision.rows, revision.frontier)
+        if len(self.rows) != len(self.manifest.head_ids) + len(self.tokens):
+            raise SessionError(
+                f"The session is damaged: it has {len(self.rows)} rows for "
+                f"{len(self.manifest.head_ids) + len(self.tokens)} tokens.",
+                "Load the document again with `kvedit load FILE --force`.",
+            )
+
+    @property
+    def ids(self) -> IntArray:
+        """Ids of all rows: head and document. `int64 [T]`."""
+        return np.concatenate([np.array(self.manifest.head_ids, dtype=np.int64), self.tokens.ids])
+
+    @property
+    def prompt(self) -> Prompt:
+        """The layout that was fixed at load."""
+        kept = self.manifest
+        return Prompt(kept.head_ids, kept.before_question, kept.after_question)
+
+    @property
+    def replay_s(self) -> float:
+        """Estimated time of recomputing every row from the frontier on."""
+        return (len(self.rows) - self.rows.frontier) / self.manifest.prefill_tokens_per_s
+
+    @classmethod
+    def open(cls, store: Store) -> Session:
+        """Open a session without its model; raises `SessionError` when it is missing or damaged."""
+        return cls(store, store.read_manifest())
+
+    @classmethod
+    def load(
+        cls,
+        store: Store,
+        text: str,
+        source: Source,
+        model: Model,
+        model_record: ModelRecord,
+        *,
+        system: str | None = None,
+        timings: Timings | None = None,
+        progress: Progress = lambda done, total: None,
+    ) -> Session:
+        """Prefill a document into a new session, in place of the one in `store` if there is one.
+
+        The caller holds the store's lock. Until the last step the old session stays as it was.
+
+        Raises:
+            ContextError: The document is longer than the model's context.
+        """
+        timings = timings or Timings()
+        tokenizer, prompt = model.tokenizer, model.layout(system)
+        tokens = tokenizer.encode_text(text)
+        ids = np.concatenate([np.array(prompt.head_ids, dtype=np.int64), tokens.ids])
+        shortest = len(prompt.question_ids(tokenizer, "")) + 1
+        check_context(len(ids), shortest, "the shortest question", model.context_length)
+        _remove_orphans(store)
+        try:
+            return cls._prefill(store, text, ids, source, model, model_record, prompt, timings, progress)
+        except BaseException:
+            _remove_orphans(store)
+            raise
+
+    @classmethod
+    def _prefill(
+        cls,
+        store: Store,
+        text: str,
+        ids: IntArray,
+        source: Source,
+        model: Model,
+        model_record: ModelRecord,
+        prompt: Prompt,
+        timings: Timings,
+        progress: Progress,
+    ) -> Session:
+        from kvedit.refresh import prefill_
+
+        cache = model.new_cache(len(ids))
+        rows = RowTable(
+            (), np.full(len(ids), -1), np.zeros(len(ids), dtype=np.int64), np.zeros(len(ids), bool), 0
+        )
+        with timings.measure("prefill", len(ids)):
+            for states in prefill_(model, cache, model.to_device(ids)):
+                rows = _keep(store, rows, states, ids)
+                progress(int(states.rows[-1]) + 1, len(ids))
+        seconds = timings.phases["prefill"].seconds
+        pieces = splice_text((), [Edit(0, 0, text)], [store.write_text(text)])
+        revision = Revision(0, None, now(), "load", 0, pieces, tuple(rows.pieces()), rows.frontier)
+        manifest = Manifest(
+            created=revision.created,
+            source=source.path,
+            encoding=source.encoding,
+            bom=source.bom,
+            model=model_record,
+            tokenizer=store.write_tokenizer(model.tokenizer.serialized),
+            head_ids=prompt.head_ids,
+            before_question=prompt.before_question,
+            after_question=prompt.after_question,
+            prefill_tokens_per_s=len(ids) / max(seconds, 1e-9),
+            revision=store.write_revision(revision),
+        )
+        store.write_manifest(manifest)
+        store.sweep(manifest)
+        session = cls(store, manifest)
+        session.model = model
+        return session
+
+    def delete(self, ranges: Sequence[LineRange]) -> Removal:
+        """Delete lines; every range counts the lines before the command. Nothing is computed.
+
+        The caller holds the store's lock.
+
+        Raises:
+            UsageError: A range lies outside the document.
+        """
+        if not ranges:
+            raise UsageError("No lines were named.", "Give --lines A-B, for example --lines 40-60.")
+        edits = self.document.deletions(ranges)
+        removed = sum(self.document.text.count("\n", edit.start, edit.stop) for edit in edits)
+        if edits[-1].stop == len(self.document.text) and not self.document.text.endswith("\n"):
+            removed += 1
+        before, written = len(self.tokens), self.store.written_bytes
+        command = "delete " + " ".join(f"--lines {lines}" for lines in ranges)
+        self._edit(edits, command)
+        return Removal(
+            lines=removed,
+            tokens=before - len(self.tokens),
+            missing=int(self.rows.missing.sum()),
+            suffix=int(self.rows.suffix.sum()),
+            replay_s=self.replay_s,
+            written_bytes=self.store.written_bytes - written,
+        )
+
+    def _edit(self, edits: list[Edit], command: str) -> None:
+        document = self.document.apply(edits)
+        tokens = self.tokenizer.encode_text(document.text)
+        splice = Splice.align(self.tokens, tokens, edits, len(self.document.text))
+        rows = self.rows.splice(splice, len(self.manifest.head_ids))
+        inserted = [self.store.write_text(edit.text) if edit.text else "" for edit in edits]
+        text = splice_text(self.revision.text, edits, inserted)
+        self._commit(replace(self.revision, command=command, edits=self.revision.edits + 1, text=text), rows)
+
+    def _commit(self, revision: Revision, rows: RowTable) -> None:
+        """Write a revision after the present one, and make it the present one."""
+        revision = replace(
+            revision,
+            number=self.revision.number + 1,
+            parent=self.manifest.revision,
+            created=now(),
+            rows=tuple(rows.pieces()),
+            frontier=rows.frontier,
+        )
+        manifest = replace(self.manifest, revision=self.store.write_revision(revision))
+        self.store.write_manifest(manifest)
+        self.manifest = manifest
+        self._set_revision(revision)
+
+    def status(self) -> Status:
+        """Say what the session holds."""
+        rows = self.rows
+        stale, missing, suffix = (int(part.sum()) for part in (rows.stale, rows.missing, rows.suffix))
+        return Status(
+            name=self.store.name,
+            model=self.manifest.model.name,
+            dtype=self.manifest.model.dtype,
+            context_length=self.manifest.model.context_length,
+            lines=self.document.line_count,
+            tokens=len(rows),
+            suffix=suffix,
+            frontier=rows.frontier,
+            exact=rows.frontier,
+            refreshed=suffix - stale,
+            stale=stale,
+            missing=missing,
+            size_bytes=self.store.size_bytes(),
+            edits=self.revision.edits,
+            created=self.manifest.created,
+        )
+
+    def use_model(self, model: Model) -> None:
+        """Give the session the model that computed its rows.
+
+        Raises:
+            SessionError: It is another model; names the part that differs.
+        """
+        for part, recorded in self.manifest.model.parts.items():
+            if model.parts.get(part) != recorded:
+                raise SessionError(
+                    f"The session was computed by another model: the {part.replace('_', ' ')} differs.",
+                    f"Use the model '{self.manifest.model.name}' as it was, or load the document "
+                    "again with --force.",
+                )
+        self.model = model
+
+    def read_segments(self) -> None:
+        """Read and verify the segments that the present rows live in.
+
+        Raises:
+            SessionError: One is missing or damaged, or holds other tokens than the document.
+        """
+        ids = self.ids
+        row = 0
+        for piece in self.rows.pieces():
+            if piece.segment is not None:
+                if piece.segment not in self.segments:
+                    tensors = self.store.read_segment(piece.segment)
+                    self.segments[piece.segment] = (tensors["keys"], tensors["values"])
+                    self._segment_ids[piece.segment] = tensors["ids"].numpy()
+                held = self._segment_ids[piece.segment][piece.start : piece.start + piece.length]
+                if not np.array_equal(held, ids[row : row + piece.length]):
+                    raise SessionError(
+                        f"The session is damaged: segment {piece.segment} holds the wrong tokens.",
+                        "Load the document again with `kvedit load FILE --force`.",
+                    )
+            row += piece.length
+
+    def ask(
+        self,
+        question: str,
+        *,
+        budget: Budget | None = None,
+        policy: str = "sur",
+        executor: str = "auto",
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+        keep: bool = True,
+        timings: Timings | None = None,
+        on_text: Callable[[str], None] = lambda text: None,
+        on_phase: Callable[[str], None] = lambda name: None,
+    ) -> Answer:
+        """Repair the cache on a budget and answer. Needs `use_model` before.
+
+        The document, its ids and its exact rows stay as they are; the question's and the
+        answer's rows never enter the store. With `keep` the caller holds the store's lock.
+
+        Args:
+            question: The user's words.
+            budget: How many rows may be refreshed; 5 %, but at least 64, if not given.
+            policy: Name in `kvedit.policies.POLICIES`.
+            executor: `auto`, `packed`, `interval` or `direct`.
+            max_new_tokens: Ids in the answer at most; what is left of the context, up to
+                256, if not given.
+            temperature: 0 takes the likeliest id.
+            seed: For sampling and for policies that draw.
+            keep: Keep refreshed rows in the session.
+            timings: Where to put the phases, if some were measured before.
+            on_text: Gets the answer's text as it comes.
+            on_phase: Gets the name of each phase as it begins.
+
+        Raises:
+            UsageError: A policy, an executor or a number that has no meaning.
+            ContextError: Document, question and answer do not fit the context.
+            SessionError: A segment is damaged.
+        """
+        from kvedit.ask import Asking
+
+        asking = Asking(self, timings or Timings(), on_phase)
+        return asking.run(
+            question,
+            budget or Budget.default(),
+            policy,
+            executor,
+            max_new_tokens,
+            temperature,
+            seed,
+            keep,
+            on_text,
+        )
+
+    def keep(self, parts: list[States]) -> None:
+        """Keep recomputed rows, in a revision of the same text."""
+        rows = self.rows
+        for states in _merged(parts):
+            rows = _keep(self.store, rows, states, self.ids)
+        self._commit(replace(self.revision, command="ask"), rows)
+
+
+def _keep(store: Store, rows: RowTable, states: States, ids: IntArray) -> RowTable:
+    """Write states as a segment and point their rows at it."""
+    place = states.rows.cpu().numpy()
+    return rows.computed(place, store.write_segment(states, ids[place]))
+
+
+def _merged(parts: list[States]) -> list[States]:
+    """Join small parts, so that many short runs do not become many small segments."""
+    from kvedit.cache import States
+    from kvedit.model import CHUNK_ROWS
+
+    groups: list[list[States]] = []
+    size = CHUNK_ROWS
+    for part in parts:
+        if size + len(part.rows) > CHUNK_ROWS:
+            groups.append([])
+            size = 0
+        groups[-1].append(part)
+        size += len(part.rows)
+    return [States.concatenate(group) for group in groups]
+
+
+def check_context(tokens: int, more: int, what: str, context_length: int) -> None:
+    """Refuse what does not fit; nothing is ever cut.
+
+    Args:
+        tokens: Of head and document.
+        more: Tokens that come after them.
+        what: What those are.
+        context_length: Positions that the model was made for.
+
+    Raises:
+        ContextError: Names both numbers.
+    """
+    if tokens + more > context_length:
+        raise ContextError(
+            f"The document ({tokens} tokens) and {what} ({more}) need {tokens + more} tokens, "
+            f"and the model's context holds {context_length}.",
+            "Shorten the document or the answer, or choose a model with a longer context.",
+        )
+
+
+def _remove_orphans(store: Store) -> None:
+    """Remove what a killed command left behind, keeping a session that can still be read."""
+    try:
+        store.sweep(store.read_manifest() if store.exists() else None)
+    except SessionError:
+        store.sweep(None)
