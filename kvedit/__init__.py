@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
-    "Answer": "kvedit.session",
+    "Answer": "kvedit.reports",
     "Budget": "kvedit.select",
     "Document": "kvedit.document",
     "Home": "kvedit.store",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +14,18 @@ from kvedit.decode import Sampler, TextStream, decode_, prefill_question_
 from kvedit.errors import ModelError, UsageError
 from kvedit.model import Model
 from kvedit.policies import Evidence, Policy, policy_named
+from kvedit.prompt import check_context
 from kvedit.refresh import EXECUTORS, choose_executor, refresh_, shift_
+from kvedit.reports import Answer
 from kvedit.rows import runs
 from kvedit.select import Budget, select
-from kvedit.session import DEFAULT_NEW_TOKENS, Answer, Session, check_context
 from kvedit.timing import Timings, waiter
 from kvedit.units import unit_of_rows
 
+if TYPE_CHECKING:
+    from kvedit.session import Session
+
+DEFAULT_NEW_TOKENS = 256
 IntArray = npt.NDArray[np.int64]
 
 

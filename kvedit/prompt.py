@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvedit.errors import ContextError
 from kvedit.tokenizer import Tokenizer
 
 
@@ -33,4 +34,24 @@ class Prompt:
                 *tokenizer.encode_template(self.after_question),
             ],
             dtype=np.int64,
+        )
+
+
+def check_context(tokens: int, more: int, what: str, context_length: int) -> None:
+    """Refuse what does not fit; nothing is ever cut.
+
+    Args:
+        tokens: Of head and document.
+        more: Tokens that come after them.
+        what: What those are.
+        context_length: Positions that the model was made for.
+
+    Raises:
+        ContextError: Names both numbers.
+    """
+    if tokens + more > context_length:
+        raise ContextError(
+            f"The document ({tokens} tokens) and {what} ({more}) need {tokens + more} tokens, "
+            f"and the model's context holds {context_length}.",
+            "Shorten the document or the answer, or choose a model with a longer context.",
         )

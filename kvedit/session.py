@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvedit.document import Document, Edit, LineRange
-from kvedit.errors import ContextError, SessionError, UsageError
-from kvedit.prompt import Prompt
+from kvedit.errors import SessionError, UsageError
+from kvedit.prompt import Prompt, check_context
+from kvedit.reports import Answer, Removal, Status
 from kvedit.rows import RowTable
 from kvedit.select import Budget
 from kvedit.store import Manifest, ModelRecord, Revision, Store, splice_text
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from kvedit.cache import States
     from kvedit.model import Model
 
-DEFAULT_NEW_TOKENS = 256
 IntArray = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
@@ -41,95 +41,6 @@ class Source:
     path: str
     encoding: str = "utf-8"
     bom: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """What a deletion did.
-
-    Attributes:
-        lines, tokens: Removed.
-        missing: Rows to compute because their tokens merged differently at a seam.
-        suffix: S, the rows that are stale or refreshed now.
-        replay_s: Estimated time of a full replay, from the speed of the prefill at load.
-        written_bytes: Bytes written to the session.
-    """
-
-    lines: int
-    tokens: int
-    missing: int
-    suffix: int
-    replay_s: float
-    written_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What a session holds. The four states add up to `tokens`."""
-
-    name: str
-    model: str
-    dtype: str
-    context_length: int
-    lines: int
-    tokens: int
-    suffix: int
-    frontier: int
-    exact: int
-    refreshed: int
-    stale: int
-    missing: int
-    size_bytes: int
-    edits: int
-    created: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer and what it took.
-
-    Attributes:
-        text: The answer.
-        ids: Its token ids.
-        finish_reason: `stop`, `length` or `interrupted`.
-        policy, executor, seed, temperature: As they were used; `executor` is `none` without rows.
-        budget: As it was asked for.
-        budget_rows: B, as it was resolved.
-        suffix: S, before the answer.
-        missing, refreshed, reused: Rows of head and document by what was done with them; they
-            add up to `tokens`.
-        runs: Runs of adjacent rows in the support, missing rows included.
-        tokens: T, rows of head and document.
-        timings: Phases, in order.
-        first_token_s: Shift, selection, refresh and question prefill.
-        replay_s: Estimated time of recomputing every row from the frontier on.
-        kept: Whether the refreshed rows were kept in the session.
-    """
-
-    text: str
-    ids: tuple[int, ...]
-    finish_reason: str
-    policy: str
-    executor: str
-    seed: int
-    temperature: float
-    budget: str
-    budget_rows: int
-    suffix: int
-    missing: int
-    refreshed: int
-    reused: int
-    runs: int
-    tokens: int
-    timings: Timings
-    first_token_s: float
-    replay_s: float
-    kept: bool
-
-    @property
-    def repair_s(self) -> float:
-        """Shift, selection and refresh: what a full replay would stand in for."""
-        return self.timings.seconds("shift", "selection", "refresh")
 
 
 class Session:
@@ -458,26 +369,6 @@ def _merged(parts: list[States]) -> list[States]:
         groups[-1].append(part)
         size += len(part.rows)
     return [States.concatenate(group) for group in groups]
-
-
-def check_context(tokens: int, more: int, what: str, context_length: int) -> None:
-    """Refuse what does not fit; nothing is ever cut.
-
-    Args:
-        tokens: Of head and document.
-        more: Tokens that come after them.
-        what: What those are.
-        context_length: Positions that the model was made for.
-
-    Raises:
-        ContextError: Names both numbers.
-    """
-    if tokens + more > context_length:
-        raise ContextError(
-            f"The document ({tokens} tokens) and {what} ({more}) need {tokens + more} tokens, "
-            f"and the model's context holds {context_length}.",
-            "Shorten the document or the answer, or choose a model with a longer context.",
-        )
 
 
 def _remove_orphans(store: Store) -> None:

@@ -23,7 +23,7 @@ from rich.table import Table
 from kvedit.errors import KveditError
 
 if TYPE_CHECKING:
-    from kvedit.session import Answer, Removal, Status
+    from kvedit.reports import Answer, Removal, Status
 
 PHASES = {
     "load": "load",
