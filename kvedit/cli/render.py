@@ -38,7 +38,7 @@ PHASES = {
 
 def console() -> Console:
     """A console on stderr; made anew, so that it sees the stream and the variables of now."""
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
 
 
 def say(text: str) -> None:

@@ -5,6 +5,8 @@ Loads transformers only when a file is converted.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -38,12 +40,13 @@ def convert_gguf(source: Path, target: Path) -> None:
     try:
         try:
             tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-            network: Any = AutoModelForCausalLM.from_pretrained(
-                source.parent,
-                gguf_file=source.name,
-                dtype=torch.float16,
-                quantization_config=GgufConfig(dequantize=True),
-            )
+            with contextlib.redirect_stderr(io.StringIO()):  # its progress bar cannot be turned off
+                network: Any = AutoModelForCausalLM.from_pretrained(
+                    source.parent,
+                    gguf_file=source.name,
+                    dtype=torch.float16,
+                    quantization_config=GgufConfig(dequantize=True),
+                )
         except Exception as error:
             # The GGUF reader raises whatever the damaged bytes lead it to.
             raise ModelError(

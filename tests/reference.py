@@ -1,0 +1,63 @@
+"""Slow and obvious ways to the same numbers, for tests to compare with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvedit.cache import KVCache, States
+from kvedit.model import Model
+from kvedit.refresh import prefill_, shift_
+from kvedit.session import Session, Source
+from kvedit.store import Home, ModelRecord
+
+
+def load_session(home: Path, model: Model, text: str, name: str = "document") -> Session:
+    """Load a text with a model that is open already."""
+    record = ModelRecord("tiny", str(home), model.dtype_name, "cpu", model.context_length, model.parts)
+    store = Home(home).store(name)
+    with store.lock("load", "now"):
+        return Session.load(store, text, Source("-"), model, record)
+
+
+def working_cache(session: Session) -> KVCache:
+    """The cache as `ask` sees it after the shift."""
+    assert session.model is not None
+    session.read_segments()
+    cache = session.model.new_cache(len(session.rows))
+    shift_(session.model, cache, session.rows.pieces(), session.segments)
+    return cache
+
+
+def prefill_states(model: Model, ids: Any) -> States:
+    """Raw states of a clean prefill."""
+    cache = model.new_cache(len(ids))
+    return States.concatenate(list(prefill_(model, cache, torch.from_numpy(np.asarray(ids)))))
+
+
+def stock_greedy(
+    model: Model, ids: Any, count: int
+) -> tuple[torch.Tensor, torch.Tensor, list[int], list[int]]:
+    """Logits of the last row and greedy ids, by kvedit's walk and by transformers' own forward pass."""
+    tensor = torch.from_numpy(np.asarray(ids, dtype=np.int64))
+    cache = model.new_cache(len(ids) + count)
+    hidden = None
+    for first in range(0, len(ids), 128):
+        part = tensor[first : first + 128]
+        hidden = model.walk(part, slice(first, first + len(part)), cache).hidden
+    assert hidden is not None
+    own = model.logits(hidden[-1:])[0]
+    own_ids = [int(own.argmax())]
+    for row in range(len(ids), len(ids) + count - 1):
+        hidden = model.walk(torch.tensor(own_ids[-1:]), slice(row, row + 1), cache).hidden
+        own_ids.append(int(model.logits(hidden)[0].argmax()))
+    with torch.no_grad():
+        output = model.network(tensor[None], use_cache=True, logits_to_keep=1)
+        stock, stock_ids = output.logits[0, -1].float(), [int(output.logits[0, -1].argmax())]
+        for _ in range(count - 1):
+            output = model.network(torch.tensor([stock_ids[-1:]]), cache=output.cache, use_cache=True)
+            stock_ids.append(int(output.logits[0, -1].argmax()))
+    return own, stock, own_ids, stock_ids
