@@ -61,8 +61,7 @@ class Asking:
     ) -> Answer:
         """Answer; see `Session.ask`."""
         session, model, timings = self.session, self.model, self.timings
-        policy = policy_named(policy_name)
-        _check_numbers(executor_name, max_new_tokens, temperature)
+        policy = check_options(policy_name, executor_name, max_new_tokens, temperature)
         question_ids = session.prompt.question_ids(session.tokenizer, question)
         limit = self._limit(len(question_ids), max_new_tokens)
         total, suffix = len(session.rows), int(session.rows.suffix.sum())
@@ -182,10 +181,16 @@ class Asking:
         return ids, "".join(texts), reason
 
 
-def _check_numbers(executor: str, max_new_tokens: int | None, temperature: float) -> None:
+def check_options(policy: str, executor: str, max_new_tokens: int | None, temperature: float) -> Policy:
+    """Make the policy and check the other options; needs no model.
+
+    Raises:
+        UsageError: One of them has no meaning.
+    """
     if executor not in EXECUTORS:
         raise UsageError(f"There is no executor '{executor}'.", f"Choose one of {', '.join(EXECUTORS)}.")
     if max_new_tokens is not None and max_new_tokens < 1:
         raise UsageError(f"An answer of {max_new_tokens} tokens was asked for.", "Ask for at least 1.")
     if not 0 <= temperature < float("inf"):
         raise UsageError(f"The temperature {temperature} has no meaning.", "Use 0 or a positive number.")
+    return policy_named(policy)

@@ -139,6 +139,15 @@ class Document:
         return Document("".join([*kept, self.text[position:]]))
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a document came from, and how its bytes were read."""
+
+    path: str
+    encoding: str = "utf-8"
+    bom: bool = False
+
+
 def kept_spans(edits: Sequence[Edit], length: int) -> list[tuple[int, int, int]]:
     """Say which characters survive `edits`: `(old_start, new_start, length)`, in order.
 

@@ -59,7 +59,9 @@ def replace_file(path: Path, data: bytes) -> None:
 def make_folder(path: Path) -> None:
     """Make a folder and its parents, if need be."""
     with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
+        if not path.is_dir():
+            path.mkdir(parents=True, exist_ok=True)
+            _flush_folder(path.parent)
 
 
 def read_file(path: Path, what: str) -> bytes:

@@ -13,8 +13,9 @@ class Removal:
 
     Attributes:
         lines, tokens: Removed.
-        missing: Rows to compute because their tokens merged differently at a seam.
-        suffix: S, the rows that are stale or refreshed now.
+        missing: Rows of the session to compute: at a seam their tokens merged differently.
+        stale: Rows of the session that are stale now.
+        suffix: S, the rows from the frontier on that a budget may buy.
         replay_s: Estimated time of a full replay, from the speed of the prefill at load.
         written_bytes: Bytes written to the session.
     """
@@ -22,6 +23,7 @@ class Removal:
     lines: int
     tokens: int
     missing: int
+    stale: int
     suffix: int
     replay_s: float
     written_bytes: int

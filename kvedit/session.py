@@ -6,15 +6,15 @@ Loads no torch until something is computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from kvedit.document import Document, Edit, LineRange
+from kvedit.document import Document, Edit, LineRange, Source
 from kvedit.errors import SessionError, UsageError
-from kvedit.prompt import Prompt, check_context
+from kvedit.prompt import Prompt
 from kvedit.reports import Answer, Removal, Status
 from kvedit.rows import RowTable
 from kvedit.select import Budget
@@ -32,15 +32,6 @@ if TYPE_CHECKING:
 IntArray = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a document came from, and how its bytes were read."""
-
-    path: str
-    encoding: str = "utf-8"
-    bom: bool = False
 
 
 class Session:
@@ -62,22 +53,19 @@ class Session:
         self.store = store
         self.manifest = manifest
         self.tokenizer = Tokenizer(store.read_tokenizer(manifest.tokenizer))
-        self._set_revision(store.read_revision(manifest.revision))
+        self.revision = store.read_revision(manifest.revision)
+        self.document = Document(store.read_text(self.revision.text))
+        self.tokens: Tokens = self.tokenizer.encode_text(self.document.text)
+        self.rows = RowTable.from_pieces(self.revision.rows, self.revision.frontier)
+        expected = len(manifest.head_ids) + len(self.tokens)
+        if len(self.rows) != expected:
+            raise SessionError(
+                f"The session is damaged: it has {len(self.rows)} rows for {expected} tokens.",
+                "Load the document again with `kvedit load FILE --force`.",
+            )
         self.model: Model | None = None
         self.segments: dict[str, tuple[Tensor, Tensor]] = {}
         self._segment_ids: dict[str, npt.NDArray[np.int32]] = {}
-
-    def _set_revision(self, revision: Revision) -> None:
-        self.revision = revision
-        self.document = Document(self.store.read_text(revision.text))
-        self.tokens: Tokens = self.tokenizer.encode_text(self.document.text)
-        self.rows = RowTable.from_pieces(revision.rows, revision.frontier)
-        if len(self.rows) != len(self.manifest.head_ids) + len(self.tokens):
-            raise SessionError(
-                f"The session is damaged: it has {len(self.rows)} rows for "
-                f"{len(self.manifest.head_ids) + len(self.tokens)} tokens.",
-                "Load the document again with `kvedit load FILE --force`.",
-            )
 
     @property
     def ids(self) -> IntArray:
@@ -118,62 +106,14 @@ class Session:
         The caller holds the store's lock. Until the last step the old session stays as it was.
 
         Raises:
+            ModelError: The model's own forward pass differs from kvedit's.
             ContextError: The document is longer than the model's context.
         """
-        timings = timings or Timings()
-        tokenizer, prompt = model.tokenizer, model.layout(system)
-        tokens = tokenizer.encode_text(text)
-        ids = np.concatenate([np.array(prompt.head_ids, dtype=np.int64), tokens.ids])
-        shortest = len(prompt.question_ids(tokenizer, "")) + 1
-        check_context(len(ids), shortest, "the shortest question", model.context_length)
-        _remove_orphans(store)
-        try:
-            return cls._prefill(store, text, ids, source, model, model_record, prompt, timings, progress)
-        except BaseException:
-            _remove_orphans(store)
-            raise
+        from kvedit.load import prefill_document
 
-    @classmethod
-    def _prefill(
-        cls,
-        store: Store,
-        text: str,
-        ids: IntArray,
-        source: Source,
-        model: Model,
-        model_record: ModelRecord,
-        prompt: Prompt,
-        timings: Timings,
-        progress: Progress,
-    ) -> Session:
-        from kvedit.refresh import prefill_
-
-        cache = model.new_cache(len(ids))
-        rows = RowTable(
-            (), np.full(len(ids), -1), np.zeros(len(ids), dtype=np.int64), np.zeros(len(ids), bool), 0
+        manifest = prefill_document(
+            store, text, source, model, model_record, system, timings or Timings(), progress
         )
-        with timings.measure("prefill", len(ids)):
-            for states in prefill_(model, cache, model.to_device(ids)):
-                rows = _keep(store, rows, states, ids)
-                progress(int(states.rows[-1]) + 1, len(ids))
-        seconds = timings.phases["prefill"].seconds
-        pieces = splice_text((), [Edit(0, 0, text)], [store.write_text(text)])
-        revision = Revision(0, None, now(), "load", 0, pieces, tuple(rows.pieces()), rows.frontier)
-        manifest = Manifest(
-            created=revision.created,
-            source=source.path,
-            encoding=source.encoding,
-            bom=source.bom,
-            model=model_record,
-            tokenizer=store.write_tokenizer(model.tokenizer.serialized),
-            head_ids=prompt.head_ids,
-            before_question=prompt.before_question,
-            after_question=prompt.after_question,
-            prefill_tokens_per_s=len(ids) / max(seconds, 1e-9),
-            revision=store.write_revision(revision),
-        )
-        store.write_manifest(manifest)
-        store.sweep(manifest)
         session = cls(store, manifest)
         session.model = model
         return session
@@ -199,6 +139,7 @@ class Session:
             lines=removed,
             tokens=before - len(self.tokens),
             missing=int(self.rows.missing.sum()),
+            stale=int(self.rows.stale.sum()),
             suffix=int(self.rows.suffix.sum()),
             replay_s=self.replay_s,
             written_bytes=self.store.written_bytes - written,
@@ -211,7 +152,9 @@ class Session:
         rows = self.rows.splice(splice, len(self.manifest.head_ids))
         inserted = [self.store.write_text(edit.text) if edit.text else "" for edit in edits]
         text = splice_text(self.revision.text, edits, inserted)
-        self._commit(replace(self.revision, command=command, edits=self.revision.edits + 1, text=text), rows)
+        revision = replace(self.revision, command=command, edits=self.revision.edits + 1, text=text)
+        self._commit(revision, rows)
+        self.document, self.tokens = document, tokens
 
     def _commit(self, revision: Revision, rows: RowTable) -> None:
         """Write a revision after the present one, and make it the present one."""
@@ -225,8 +168,7 @@ class Session:
         )
         manifest = replace(self.manifest, revision=self.store.write_revision(revision))
         self.store.write_manifest(manifest)
-        self.manifest = manifest
-        self._set_revision(revision)
+        self.manifest, self.revision, self.rows = manifest, revision, rows
 
     def status(self) -> Status:
         """Say what the session holds."""
@@ -343,16 +285,12 @@ class Session:
 
     def keep(self, parts: list[States]) -> None:
         """Keep recomputed rows, in a revision of the same text."""
+        from kvedit.load import keep_states
+
         rows = self.rows
         for states in _merged(parts):
-            rows = _keep(self.store, rows, states, self.ids)
+            rows = keep_states(self.store, rows, states, self.ids)
         self._commit(replace(self.revision, command="ask"), rows)
-
-
-def _keep(store: Store, rows: RowTable, states: States, ids: IntArray) -> RowTable:
-    """Write states as a segment and point their rows at it."""
-    place = states.rows.cpu().numpy()
-    return rows.computed(place, store.write_segment(states, ids[place]))
 
 
 def _merged(parts: list[States]) -> list[States]:
@@ -369,11 +307,3 @@ def _merged(parts: list[States]) -> list[States]:
         groups[-1].append(part)
         size += len(part.rows)
     return [States.concatenate(group) for group in groups]
-
-
-def _remove_orphans(store: Store) -> None:
-    """Remove what a killed command left behind, keeping a session that can still be read."""
-    try:
-        store.sweep(store.read_manifest() if store.exists() else None)
-    except SessionError:
-        store.sweep(None)

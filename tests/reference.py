@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from kvedit.cache import KVCache, States
+from kvedit.document import Source
 from kvedit.model import Model
 from kvedit.refresh import prefill_, shift_
-from kvedit.session import Session, Source
+from kvedit.session import Session
 from kvedit.store import Home, ModelRecord
 
 

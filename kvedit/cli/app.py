@@ -6,6 +6,7 @@ Imports no torch; a verb's work lives in `kvedit.cli.verbs`, loaded when it runs
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -28,9 +29,14 @@ class Boundary(TyperGroup):
             render.show_error(error, as_json=ctx.meta.get("json", False))
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
-            render.say("Interrupted. The session is as it was before the command.")
+            render.say("Interrupted; the session is intact.")
             raise typer.Exit(130) from None
-        except (typer.Exit, typer.Abort, BrokenPipeError):
+        except BrokenPipeError:
+            # The reader has gone (`kvedit show | head`): end quietly, and let Python flush what is
+            # left to nobody.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
             if os.environ.get("KVEDIT_DEBUG") or type(error).__module__.startswith(("typer", "click")):
@@ -108,7 +114,7 @@ def delete(
     lines: Annotated[
         list[str],
         typer.Option(
-            "--lines", "-l", metavar="A-B", help="7, 40-60, 40- or -5, as grep -n counts; repeatable."
+            "--lines", "-l", metavar="A-B", help="7, 40-60, 40- or -5; repeat it, or use commas."
         ),
     ],
     session: SessionName = None,
@@ -132,7 +138,7 @@ def ask(
             "--budget",
             "-b",
             metavar="5%|128t|0|full",
-            help="Rows to refresh, of those after the first edit. [default: 5%, at least 64t]",
+            help="Rows to refresh, of those after the first edit. Default: 5%, at least 64t.",
         ),
     ] = None,
     policy: Annotated[
@@ -140,7 +146,7 @@ def ask(
     ] = "sur",
     executor: Annotated[str, typer.Option(help="auto, packed, interval or direct.")] = "auto",
     max_new_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of answer at most. [default: 256, or what fits]")
+        int | None, typer.Option(metavar="N", help="Tokens of answer at most. Default: 256, or what fits.")
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(help="For sampling and random policies.")] = 0,

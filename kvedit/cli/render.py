@@ -144,10 +144,10 @@ def seconds(value: float) -> str:
 
 def removal_text(removal: Removal) -> str:
     """Say what a deletion did."""
-    seam = f", {removal.missing} rows to compute at seams" if removal.missing else ""
+    seam = f"; to compute at seams: {_count(removal.missing, 'row')}" if removal.missing else ""
     return (
         f"Deleted {_count(removal.lines, 'line')}, {_count(removal.tokens, 'token')}.\n"
-        f"Stale now: {removal.suffix:,} rows{seam}. "
+        f"Stale now: {_count(removal.stale, 'row')}{seam}. "
         f"A full replay would take about {seconds(removal.replay_s)}."
     )
 
@@ -201,7 +201,7 @@ def _counts(answer: Answer) -> list[str]:
 
 
 def answer_json(answer: Answer, question: str) -> dict[str, Any]:
-    """Give an answer as a record; docs/json.md lists the keys."""
+    """Give an answer as a record; docs/cli.md lists the keys."""
     phases = {
         name: {"seconds": phase.seconds, "tokens": phase.tokens, "tokens_per_s": phase.tokens_per_s}
         for name in PHASES

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kvedit.cli import render
-from kvedit.document import LineRange, decode
+from kvedit.document import LineRange, Source, decode
 from kvedit.errors import UsageError
 from kvedit.select import Budget
-from kvedit.session import Session, Source
+from kvedit.session import Session
 from kvedit.store import Home, ModelRecord, Store
 from kvedit.timing import Timings, clock, now
 
@@ -53,7 +53,6 @@ def load(
 
         directory = resolve(model_name, report)
         model = Model.open(directory, device=device, dtype=dtype)
-        model.check()
     timings.add("load", clock() - start)
     path = "-" if file == "-" else str(Path(file).resolve())
     source = Source(path, encoding, bom=len(data) > len(text.encode(encoding)))
@@ -120,6 +119,9 @@ def ask(
     with opened as session:
         start = clock()
         with render.working("Loading the model"):
+            from kvedit.ask import check_options
+
+            check_options(policy, executor, max_new_tokens, temperature)
             session.use_model(_session_model(session, model_name))
             session.read_segments()
         timings.add("load", clock() - start)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +67,7 @@ class Model:
         groups: Query heads for each KV head.
         context_length: Positions that it was made for.
         stop_ids: Ids that end an answer.
+        mean_embedding: Of the whole vocabulary's input embeddings, `float32 [hidden]`.
         parts: Fingerprint, by the name of the part.
     """
 
@@ -87,6 +87,7 @@ class Model:
         rotary = network.model.rotary_emb
         self.rope = Rope(rotary.inv_freq.float(), float(rotary.attention_scaling))
         self.stop_ids = _stop_ids(network, template)
+        self.mean_embedding: Tensor = network.model.embed_tokens.weight.mean(dim=0, dtype=torch.float32)
         self._template = template
 
     @classmethod
@@ -128,12 +129,6 @@ class Model:
         """Look the frozen input embeddings up. `int64 [N] -> [N, hidden]`."""
         table: Tensor = self.network.model.embed_tokens.weight
         return table[ids]
-
-    @cached_property
-    def mean_embedding(self) -> Tensor:
-        """Mean of the whole vocabulary's input embeddings, `float32 [hidden]`."""
-        table: Tensor = self.network.model.embed_tokens.weight
-        return table.float().mean(dim=0)
 
     @torch.no_grad()
     def walk(self, ids: Tensor, rows: slice | Tensor, cache: KVCache) -> Walked:
@@ -185,8 +180,14 @@ class Model:
         with torch.no_grad():
             stock = self.network(ids[None], use_cache=False).logits[0].float()
         cache = self.new_cache(24)
-        self.walk(ids[:8], slice(0, 8), cache)
-        own = self.logits(self.walk(ids[8:], slice(8, 24), cache).hidden)
+        try:
+            self.walk(ids[:8], slice(0, 8), cache)
+            own = self.logits(self.walk(ids[8:], slice(8, 24), cache).hidden)
+        except (AttributeError, RuntimeError, TypeError) as error:
+            raise ModelError(
+                f"This model is not supported: its layers cannot be walked ({error}).",
+                "Choose a dense Llama- or Qwen-like model; docs/models.md lists the rules.",
+            ) from None
         spread = float(stock[8:].std())
         worst = float((own - stock[8:]).abs().max())
         if not worst <= (0.02 if self.dtype == torch.float32 else 0.5) * max(spread, 1e-6):

@@ -86,7 +86,7 @@ def resolve(name: str, report: Report = lambda doing: None) -> Path:
     """Give the folder of a model, getting and converting it first if need be.
 
     Args:
-        name: An alias, a folder, a `.gguf` file, or a hub id; a path that exists wins over an id.
+        name: An alias, a folder, a `.gguf` file, or a hub id, looked for in this order.
         report: Gets each step.
 
     Raises:
@@ -122,7 +122,7 @@ def _converted(path: Path) -> Path:
 
 
 def _get_alias(name: str, alias: Alias, report: Report) -> Path:
-    """Convert the package's file: the installed one, else a downloaded one; else ask the hub."""
+    """Convert the package's file, the installed one or a downloaded one; else ask the hub."""
     target = models_folder() / name
     spec = importlib.util.find_spec(alias.package.replace("-", "_"))
     if spec is not None and spec.submodule_search_locations:
@@ -131,6 +131,9 @@ def _get_alias(name: str, alias: Alias, report: Report) -> Path:
             report(f"Converting {name} to safetensors, once")
             convert_gguf(installed, target)
             return target
+    in_cache = _in_hub_cache(alias.hub_id)
+    if in_cache is not None:
+        return in_cache
     make_folder(models_folder())
     with writing(models_folder()):
         scratch = Path(tempfile.mkdtemp(prefix=".download-", dir=models_folder()))

@@ -51,7 +51,7 @@ class Home:
     @classmethod
     def default(cls) -> Home:
         """`KVEDIT_HOME` where it is set, else `.kvedit` of the working directory."""
-        return cls(Path(os.environ.get("KVEDIT_HOME") or ".kvedit"))
+        return cls(Path(os.environ.get("KVEDIT_HOME") or ".kvedit").expanduser())
 
     def store(self, name: str) -> Store:
         """Give the store of a session by its name, whether it exists or not.

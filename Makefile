@@ -1,0 +1,31 @@
+# `make demo` and `make test` do all their own set-up in .venv; nothing else is needed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test fast check
+
+# The torch of constraints.txt is named first and alone: it is the one that decides CPU or CUDA.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+# A real document, lines deleted, a question answered on a 5 % budget.
+demo: $(VENV)/ready
+	cd sessions/quickstart && PATH="$(CURDIR)/$(BIN):$$PATH" sh -e -v ./script.txt
+
+test: check
+	$(BIN)/pytest
+
+# Without the tests that need the default model.
+fast: check
+	$(BIN)/pytest -m "not model"
+
+check: $(VENV)/ready
+	$(BIN)/ruff format --check kvedit tests benchmarks
+	$(BIN)/ruff check kvedit tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports

@@ -1,0 +1,302 @@
+"""Law 9: killed at any instant, interrupted or out of room, a session is as before the command or as after.
+
+Commands run as processes of their own. A small server that has loaded torch forks them, so that
+the instants fall into the command's work and not into the loading of libraries.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import save_tiny
+
+from kvedit.session import Session
+from kvedit.store import Store
+
+SERVER = """
+import json, os, signal, sys, time, traceback
+import kvedit.ask, kvedit.cli.app, kvedit.cli.verbs, kvedit.model.resolve, kvedit.store.segments
+from kvedit.__main__ import main
+
+def arm(home, step, number):
+    # Send a signal to this process before its step-th change of a file below `home`.
+    seen = 0
+    def hook(event, args):
+        nonlocal seen
+        if event == "open":
+            changes = set(args[1] or "") & set("wax+") or args[2] & (os.O_WRONLY | os.O_RDWR)
+        else:
+            changes = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
+        if changes and str(args[0]).startswith(home):
+            seen += 1
+            if seen == step:
+                os.kill(os.getpid(), number)
+    sys.addaudithook(hook)
+
+for line in sys.stdin:
+    job = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        for target, name in enumerate((os.devnull, job["out"], job["err"])):
+            os.dup2(os.open(name, os.O_RDWR | os.O_TRUNC), target)
+        os.environ["KVEDIT_HOME"] = job["home"]
+        sys.argv = ["kvedit", *job["args"]]
+        code = 0
+        try:
+            arm(job["home"], job["step"], job["signal"])
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 99
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+class Server:
+    def __init__(self, folder: Path) -> None:
+        self.out, self.err = folder / "out", folder / "err"
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
+        self.process = subprocess.Popen([sys.executable, "-c", SERVER], **pipes)
+
+    def start(self, home: Path, *args: Any, step: int = 0, number: int = signal.SIGKILL) -> int:
+        self.out.write_bytes(b"")
+        self.err.write_bytes(b"")
+        job = {"home": str(home), "args": [str(arg) for arg in args], "step": step, "signal": int(number)}
+        self.process.stdin.write(json.dumps({**job, "out": str(self.out), "err": str(self.err)}) + "\n")
+        self.process.stdin.flush()
+        self.began = time.perf_counter()
+        return int(self.process.stdout.readline())
+
+    def end(self) -> Done:
+        code = int(self.process.stdout.readline())
+        texts = (path.read_text(errors="replace") for path in (self.out, self.err))
+        return Done(code, *texts, time.perf_counter() - self.began)
+
+    def run(self, home: Path, *args: Any, **how: Any) -> Done:
+        self.start(home, *args, **how)
+        done = self.end()
+        assert "Traceback" not in done.err, done.err
+        return done
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    served = Server(tmp_path_factory.mktemp("server"))
+    yield served
+    served.process.stdin.close()
+    served.process.wait(timeout=30)
+    served.process.stdout.close()
+
+
+@dataclass
+class Stage:
+    """A session to be disturbed, and the commands that do something to it."""
+
+    home: Path
+    commands: dict[str, tuple[Any, ...]]
+
+    def copy(self, folder: Path) -> Path:
+        shutil.rmtree(folder, ignore_errors=True)
+        return shutil.copytree(self.home, folder) if self.home.exists() else folder
+
+
+def line(number: int) -> str:
+    return f"Line {number}: the fees of item {number} are {number * 37}.\n"
+
+
+def stage(root: Path, server: Server, model: Path, lines: int) -> Stage:
+    for name, first in (("old", 1), ("new", 1000)):
+        text = "".join(map(line, range(first, first + lines)))
+        (root / f"{name}.txt").write_text(text)
+    load = ("load", root / "old.txt", "-m", model, "-s", "contract")
+    commands = {
+        "load": ("load", root / "new.txt", "-m", model, "-s", "contract", "--force"),
+        "delete": ("delete", "--lines", "5-6"),
+        "ask": ("ask", "What are the fees of item 9?", "--budget", "60%", "--max-new-tokens", "3"),
+    }
+    assert server.run(root / "home", *load).code == 0
+    assert server.run(root / "home", "delete", "--lines", "2").code == 0
+    return Stage(root / "home", commands)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model") / "llama", "llama", max_position_embeddings=4096)
+
+
+@pytest.fixture(scope="module")
+def short(server: Server, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return stage(tmp_path_factory.mktemp("short"), server, model, 8)
+
+
+@pytest.fixture(scope="module")
+def long(server: Server, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    """Several chunks of rows, so that the commands take a moment."""
+    return stage(tmp_path_factory.mktemp("long"), server, model, 120)
+
+
+def held(home: Path) -> tuple[Any, ...] | None:
+    """All that a session says, each of its files read and checked."""
+    store = Store(home / "contract")
+    if not store.exists():
+        return None
+    session = Session.open(store)
+    session.read_segments()
+    return session.document.text, session.revision.edits, session.revision.rows, session.revision.frontier
+
+
+def check_after(server: Server, home: Path, states: tuple[Any, Any]) -> None:
+    found = held(home)
+    assert found in states
+    status = server.run(home, "status", "--json")
+    assert status.code == 0, status.err
+    assert json.loads(status.out)["lines"] == found[0].count("\n")
+    after = server.run(home, "delete", "--lines", "1")
+    assert after.code == 0, after.err
+    assert held(home)[0] == found[0].partition("\n")[2]
+    assert not list(home.rglob("*.tmp")), "what was left behind is still there"
+
+
+@pytest.mark.parametrize("command", ["load", "delete", "ask"])
+def test_killed_before_any_change_of_a_file_a_session_is_as_before_or_after(server, short, tmp_path, command):
+    home = tmp_path / "home"
+    before = held(short.copy(home))
+    assert server.run(home, *short.commands[command]).code == 0
+    states = (before, held(home))
+    assert states[0] != states[1]
+    seen = []
+    for step in count(1):
+        done = server.run(short.copy(home), *short.commands[command], step=step)
+        if done.code == 0:  # there are no more steps than that
+            break
+        assert done.code == -signal.SIGKILL
+        seen.append(held(home) == states[1])
+        check_after(server, home, states)
+    assert seen == sorted(seen)  # once it has taken effect, it stays so
+    assert len(seen) > 5
+
+
+def test_killed_in_a_first_load_there_is_no_session_or_a_whole_one(server, short, tmp_path):
+    home, load = tmp_path / "home", [part for part in short.commands["load"] if part != "--force"]
+    for step in count(1):
+        shutil.rmtree(home, ignore_errors=True)
+        done = server.run(home, *load, step=step)
+        if done.code == 0:
+            break
+        there = held(home) is not None
+        # What the next command sees is one or the other, too.
+        assert server.run(home, "status").code == (0 if there else 3), f"step {step}"
+        assert server.run(home, *load).code == (2 if there else 0)
+        assert held(home)[0].count("\n") == 8
+    assert step > 10
+
+
+@pytest.mark.parametrize("command", ["load", "delete", "ask"])
+def test_killed_at_random_instants_a_session_is_as_before_or_after(server, long, tmp_path, command):
+    home, chance = tmp_path / "home", random.Random(command)
+    before = held(long.copy(home))
+    whole = server.run(home, *long.commands[command])
+    states = (before, held(home))
+    killed = 0
+    for eighth in range(8):
+        pid = server.start(long.copy(home), *long.commands[command])
+        time.sleep(whole.seconds * (eighth + chance.random()) / 8)
+        os.kill(pid, signal.SIGKILL)  # the server has not waited for it before it is told so below
+        killed += server.end().code == -signal.SIGKILL
+        check_after(server, home, states)
+    assert killed >= 4
+
+
+@pytest.mark.parametrize("command", ["load", "ask", "delete"])
+def test_an_interrupt_ends_a_command_without_a_trace(server, short, tmp_path, command):
+    home = tmp_path / "home"
+    before = held(short.copy(home))
+    server.run(home, *short.commands[command])
+    states = (before, held(home))
+    for step in count(1):
+        done = server.run(short.copy(home), *short.commands[command], step=step, number=signal.SIGINT)
+        if done.code == 0:
+            break
+        assert done.code == 130
+        assert len(done.err.strip().splitlines()) <= 3, done.err
+        check_after(server, home, states)
+    assert step > 5
+
+
+def test_an_interrupt_while_an_answer_is_written_keeps_what_was_said(server, long, tmp_path):
+    home = long.copy(tmp_path / "home")
+    before = held(home)
+    pid = server.start(home, "ask", "What are the fees?", "--max-new-tokens", "1000", "--no-keep")
+    deadline = time.monotonic() + 20
+    while server.out.stat().st_size < 20 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGINT)
+    done = server.end()
+    assert (done.code, "Traceback" in done.err) == (130, False)
+    assert "The answer was interrupted." in done.err
+    assert len(done.out) >= 20
+    assert held(home) == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(place: Path, spare: int) -> None:
+    free = os.statvfs(place)
+    (place / "filler").write_bytes(b"\0" * max(0, free.f_bavail * free.f_bsize - spare))
+
+
+@pytest.mark.parametrize("command", ["load", "delete", "ask"])
+@pytest.mark.parametrize("spare_pages", [0, 1, 3, 20])
+def test_on_a_full_disk_a_command_says_so_and_changes_nothing(
+    server, short, long, small_disk, command, spare_pages
+):
+    home = shutil.copytree(short.home, small_disk / "home")
+    before = held(home)
+    fill(small_disk, spare_pages * 4096)
+    args = long.commands["load"] if command == "load" else short.commands[command]
+    done = server.run(home, *args)
+    if spare_pages >= 3 and command != "load" and done.code == 0:
+        return  # there was room enough
+    assert done.code == 1, done.err
+    assert "no room left on the disk" in done.err
+    assert "Free some space" in done.err
+    assert held(home) == before
+    (small_disk / "filler").unlink()
+    check_after(server, home, (before, before))
