@@ -61,7 +61,7 @@ class Asking:
     ) -> Answer:
         """Answer; see `Session.ask`."""
         session, model, timings = self.session, self.model, self.timings
-        policy = check_options(policy_name, executor_name, max_new_tokens, temperature)
+        policy = check_options(policy_name, executor_name, max_new_tokens, temperature, seed)
         question_ids = session.prompt.question_ids(session.tokenizer, question)
         limit = self._limit(len(question_ids), max_new_tokens)
         total, suffix = len(session.rows), int(session.rows.suffix.sum())
@@ -181,7 +181,9 @@ class Asking:
         return ids, "".join(texts), reason
 
 
-def check_options(policy: str, executor: str, max_new_tokens: int | None, temperature: float) -> Policy:
+def check_options(
+    policy: str, executor: str, max_new_tokens: int | None, temperature: float, seed: int
+) -> Policy:
     """Make the policy and check the other options; needs no model.
 
     Raises:
@@ -193,4 +195,6 @@ def check_options(policy: str, executor: str, max_new_tokens: int | None, temper
         raise UsageError(f"An answer of {max_new_tokens} tokens was asked for.", "Ask for at least 1.")
     if not 0 <= temperature < float("inf"):
         raise UsageError(f"The temperature {temperature} has no meaning.", "Use 0 or a positive number.")
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"The seed {seed} has no meaning.", "Use a whole number from 0 to 2^63 - 1.")
     return policy_named(policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import torch
@@ -10,8 +11,6 @@ from torch import Tensor
 from kvedit.cache import KVCache
 from kvedit.model import CHUNK_ROWS, Model
 from kvedit.tokenizer import Tokenizer
-
-_BYTES_OF_A_CHARACTER = 4
 
 
 def prefill_question_(model: Model, cache: KVCache, question: Tensor) -> Tensor:
@@ -69,32 +68,36 @@ def decode_(model: Model, cache: KVCache, logits: Tensor, sampler: Sampler, limi
             logits = prefill_question_(model, cache, torch.tensor([token], device=model.device))
 
 
+# Up to three bytes at the end may yet become a character; some decoders mark each of them.
+_LAST_BYTES = re.compile("\ufffd{1,3}\\Z")
+
+
 class TextStream:
-    """Turn ids into text as they come, holding back a character whose bytes are not all there."""
+    """Turn ids into text as they come, holding back a character whose bytes are not all there.
+
+    Ids are decoded together with those that completed the text before them, since some decoders
+    drop a leading space.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._first = 0
-        self._text = ""
+        self._before = 0  # first id of the part of the text that was completed last
+        self._after = 0  # first id after it
+        self._said = 0  # characters said, of the text from `_before` on
 
     def push(self, token: int) -> str:
         """Add an id; give the text that it completes, possibly none."""
         self._ids.append(token)
-        text = self._decode()
-        held = len(self._ids) - self._first
-        if text.endswith("\ufffd") and held <= _BYTES_OF_A_CHARACTER:
-            return ""
-        fresh = text[len(self._text) :]
-        # The next ids are decoded after these, since some decoders drop a leading space.
-        self._first, self._text = len(self._ids) - 1, self._tokenizer.decode(self._ids[-1:])
-        if self._text.endswith("\ufffd"):
-            self._first, self._text = len(self._ids), ""
+        text = self._tokenizer.decode(self._ids[self._before :])
+        whole = _LAST_BYTES.sub("", text)
+        fresh = whole[self._said :]
+        self._said = max(self._said, len(whole))
+        if whole == text:
+            self._before, self._after = self._after, len(self._ids)
+            self._said = len(self._tokenizer.decode(self._ids[self._before :]))
         return fresh
 
     def finish(self) -> str:
         """Give what was held back when the stream was cut."""
-        return self._decode()[len(self._text) :]
-
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._ids[self._first :])
+        return self._tokenizer.decode(self._ids[self._before :])[self._said :]

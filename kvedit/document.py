@@ -19,7 +19,7 @@ _BOMS: tuple[tuple[bytes, str], ...] = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_RANGE = re.compile(r"(?P<first>\d+)?(?P<dash>-)?(?P<last>\d+)?", re.ASCII)
+_RANGE = re.compile(r"(?P<first>\d{1,18})?(?P<dash>-)?(?P<last>\d{1,18})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,23 +177,24 @@ def decode(data: bytes, name: str) -> tuple[str, str]:
     Raises:
         UsageError: The file is empty, binary, or not in the encoding it should be in.
     """
-    encoding = "utf-8"
+    encoding, start = "utf-8", 0
     for mark, named in _BOMS:
         if data.startswith(mark):
-            data, encoding = data[len(mark) :], named
+            encoding, start = named, len(mark)
             break
-    if not data:
+    if len(data) == start:
         raise UsageError(f"{name} is empty.", "Give a file that holds some text.")
-    zero = data.find(b"\0") if encoding == "utf-8" else -1
-    if zero >= 0:
+    # In UTF-16 a zero byte is half of a letter, but no text holds a zero character.
+    zero = data.find(b"\0" if encoding == "utf-8" else b"\0\0", start)
+    if zero >= 0 and (encoding == "utf-8" or (zero - start) % 2 == 0):
         raise UsageError(
             f"{name} looks like a binary file: byte {zero} is zero.",
             "Give a text file in UTF-8, or convert it to text first.",
         )
     try:
-        return data.decode(encoding), encoding
+        return data[start:].decode(encoding), encoding
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{name} is not valid {encoding.upper()}: byte {error.start} cannot be read.",
+            f"{name} is not valid {encoding.upper()}: byte {start + error.start} cannot be read.",
             "Convert it first, for example with `iconv -f LATIN1 -t UTF-8`.",
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -91,8 +92,10 @@ def keep_states(store: Store, rows: RowTable, states: States, ids: IntArray) -> 
 
 
 def _remove_orphans(store: Store) -> None:
-    """Remove what a killed command left behind, keeping a session that can still be read."""
-    try:
+    """Remove what a killed or failed command left behind.
+
+    The files of a session that cannot be read stay: until a load replaces it, another kvedit,
+    or a person, may still make something of them.
+    """
+    with contextlib.suppress(SessionError):
         store.sweep(store.read_manifest() if store.exists() else None)
-    except SessionError:
-        store.sweep(None)

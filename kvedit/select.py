@@ -68,7 +68,7 @@ class Budget:
             return cls.full()
         if word == "0":
             return cls(Fraction(0), 0, "0")
-        if match := re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*%", word, re.ASCII):
+        if match := re.fullmatch(r"(-?\d{1,12}(?:\.\d{1,12})?)\s*%", word, re.ASCII):
             share = Fraction(match[1]) / 100
             if not 0 <= share <= 1:
                 raise UsageError(f"The budget {text} lies outside 0% to 100%.", _FORMS)

@@ -203,7 +203,7 @@ class Session:
                 raise SessionError(
                     f"The session was computed by another model: the {part.replace('_', ' ')} differs.",
                     f"Use the model '{self.manifest.model.name}' as it was, or load the document "
-                    "again with --force.",
+                    "again with `kvedit load FILE --force`.",
                 )
         self.model = model
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 
 def clock() -> float:
@@ -14,8 +15,8 @@ def clock() -> float:
 
 
 def now() -> str:
-    """The date and time in UTC, to the second, as ISO 8601."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    """The date and time in UTC, as ISO 8601 to the microsecond; sorts as time does."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def waiter(device: str) -> Callable[[], None]:

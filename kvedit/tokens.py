@@ -67,6 +67,7 @@ class Splice:
         unchanged = int(differs[0]) if len(differs) else shared
         # A state depends only on the ids up to it, so equal ids from the start on are the same
         # rows, whatever the edit said. This also keeps the exact rows as many as they can be.
+        source[source < unchanged] = -1  # no row is used twice
         source[:unchanged] = np.arange(unchanged)
         return cls(source, unchanged)
 
@@ -79,8 +80,11 @@ def _match_span(
     new_rows = _rows_within(new, new_start, size)
     # Tokens that share one character (its bytes are split between them) share their span too;
     # counting them apart keeps the pairs (start, stop, place) unique.
-    old_keys = _keys(old, old_rows, old_start, size)
-    new_keys = _keys(new, new_rows, new_start, size)
+    old_parts = _parts(old, old_rows, old_start)
+    new_parts = _parts(new, new_rows, new_start)
+    spread = np.concatenate([old_parts, new_parts], axis=1).max(axis=1, initial=0) + 1
+    old_keys = np.ravel_multi_index(tuple(old_parts), tuple(spread))
+    new_keys = np.ravel_multi_index(tuple(new_parts), tuple(spread))
     _, old_at, new_at = np.intersect1d(old_keys, new_keys, assume_unique=True, return_indices=True)
     found_old, found_new = old_rows[old_at], new_rows[new_at]
     same = old.ids[found_old] == new.ids[found_new]
@@ -92,10 +96,10 @@ def _rows_within(tokens: Tokens, start: int, size: int) -> IntArray:
     return np.flatnonzero(inside).astype(np.int64)
 
 
-def _keys(tokens: Tokens, rows: IntArray, start: int, size: int) -> IntArray:
-    """One number for (start, stop, place among the tokens with this span), relative to `start`."""
-    span = (tokens.starts[rows] - start) * (size + 1) + (tokens.stops[rows] - start)
-    again = np.diff(span, prepend=-1) == 0
-    place = np.arange(len(rows))
-    first = np.maximum.accumulate(np.where(again, 0, place)) if len(rows) else place
-    return np.asarray(span * 8 + np.minimum(place - first, 7), dtype=np.int64)
+def _parts(tokens: Tokens, rows: IntArray, start: int) -> IntArray:
+    """Start (from `start` on), width, and place among the tokens with this very span. `[3, N]`."""
+    first, width = tokens.starts[rows] - start, tokens.stops[rows] - tokens.starts[rows]
+    again = (np.diff(first, prepend=-1) == 0) & (np.diff(width, prepend=-1) == 0)
+    number = np.arange(len(rows))
+    place = number - np.maximum.accumulate(np.where(again, 0, number)) if len(rows) else number
+    return np.stack([first, width, place]).astype(np.int64)

@@ -23,6 +23,7 @@ LINES = [f"Line {number}: the fees of item {number} are {number * 37}." for numb
 TEXT = "\n".join(LINES) + "\n"
 STATUS = "name model dtype context_length lines tokens suffix frontier exact refreshed stale missing "
 STATUS = f"{STATUS} size_bytes edits created schema_version".split()
+REMOVAL = {"schema_version", "lines", "tokens", "missing", "stale", "suffix", "replay_s", "written_bytes"}
 ANSWER = "question answer answer_ids finish_reason policy executor seed temperature budget rows runs kept "
 ANSWER += "timings total_s first_token_s repair_s replay_estimate_s replay_ratio schema_version"
 
@@ -48,7 +49,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def folders(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints that are as they should be, and some that are not."""
     root = tmp_path_factory.mktemp("models")
     good = checkpoints["llama"]
     found = {"model": good, "other": save_tiny(root / "other", "llama", seed=1)}
@@ -83,7 +83,7 @@ def test_a_document_is_loaded_edited_shown_and_asked(home, folders):
     assert set(loaded) == {*STATUS, "seconds", "prefill_tokens_per_s"}
     assert (loaded["exact"], loaded["lines"], loaded["suffix"]) == (loaded["tokens"], 24, 0)
     deleted = parsed("delete", "--lines", "7,9-10", "-l", "10-")
-    assert set(deleted) == set("schema_version lines tokens missing suffix replay_s written_bytes".split())
+    assert set(deleted) == REMOVAL
     assert (deleted["lines"], deleted["suffix"] > 0) == (17, True)
     left = list(enumerate([*LINES[:6], LINES[7]], start=1))
     assert [(line["number"], line["text"]) for line in parsed("show")["lines"]] == left

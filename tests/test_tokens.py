@@ -112,8 +112,8 @@ def reference_source(old: Tokens, new: Tokens, edits: list[Edit], length: int) -
     unchanged = 0
     while unchanged < min(len(old), len(new)) and old.ids[unchanged] == new.ids[unchanged]:
         unchanged += 1
-    source[:unchanged] = range(unchanged)
-    return source, unchanged
+    rest = [old_row if old_row >= unchanged else -1 for old_row in source[unchanged:]]  # no row twice
+    return [*range(unchanged), *rest], unchanged
 
 
 def align(text: str, edits: list[Edit], own: Tokenizer) -> tuple[Splice, Tokens, Tokens]:

@@ -113,9 +113,7 @@ def load(
 def delete(
     lines: Annotated[
         list[str],
-        typer.Option(
-            "--lines", "-l", metavar="A-B", help="7, 40-60, 40- or -5; repeat it, or use commas."
-        ),
+        typer.Option("--lines", "-l", metavar="A-B", help="7, 40-60, 40- or -5; repeat it, or use commas."),
     ],
     session: SessionName = None,
     json: Json = False,

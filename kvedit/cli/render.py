@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -38,7 +39,18 @@ PHASES = {
 
 def console() -> Console:
     """A console on stderr; made anew, so that it sees the stream and the variables of now."""
-    return Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+    return _plain_or_not(sys.stderr)
+
+
+def _plain_or_not(stream: TextIO) -> Console:
+    """A console without any styles where NO_COLOR asks for none: bold is an escape code too."""
+    return Console(
+        file=stream,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
 
 
 def say(text: str) -> None:
@@ -258,11 +270,11 @@ def show_status(status: Status) -> None:
         ("rows", shares),
         ("frontier", f"{status.frontier:,}; S = {status.suffix:,} after it"),
         ("on disk", size(status.size_bytes)),
-        ("edits", f"{status.edits:,} since load, {status.created}"),
+        ("edits", f"{status.edits:,} since load, {status.created[:19]}Z"),
     )
     for name, value in rows:
         table.add_row(name, value)
-    Console(highlight=False, markup=False, emoji=False).print(table)
+    _plain_or_not(sys.stdout).print(table)
 
 
 def status_json(status: Status) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def load(
             session = Session.load(
                 store, text, source, model, record, system=system, timings=timings, progress=progress
             )
-    home.set_current(store)
+    home.keep_out_of_version_control()
     prefill = timings.phases["prefill"]
     if as_json:
         phases = {name: phase.seconds for name, phase in timings.phases.items()}
@@ -121,7 +121,7 @@ def ask(
         with render.working("Loading the model"):
             from kvedit.ask import check_options
 
-            check_options(policy, executor, max_new_tokens, temperature)
+            check_options(policy, executor, max_new_tokens, temperature, seed)
             session.use_model(_session_model(session, model_name))
             session.read_segments()
         timings.add("load", clock() - start)

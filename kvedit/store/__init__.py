@@ -39,12 +39,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Home", "Manifest", "ModelRecord", "Revision", "Store", "TextPiece", "splice_text"]
 
+_KINDS = ("tokenizers", "revisions", "texts", "segments")
 _NAME = re.compile(r"[\w][\w.\-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The folder that holds the sessions, and remembers the last one loaded."""
+    """The folder that holds the sessions."""
 
     folder: Path
 
@@ -70,21 +71,33 @@ class Home:
         """Give the store of the session that was loaded last.
 
         Raises:
-            SessionError: There is none.
+            SessionError: There is none, or none that can be read.
         """
-        try:
-            name = (self.folder / ".current").read_text(encoding="utf-8").strip()
-        except OSError:
+        stores = [Store(path.parent) for path in self.folder.glob("[!.]*/session.json")]
+        if not stores:
             raise SessionError(
                 f"There is no session in {self.folder}.", "Load a document first: `kvedit load FILE`."
-            ) from None
-        return self.store(name)
+            )
+        loaded: list[tuple[str, str, Store]] = []
+        for store in stores:
+            try:
+                loaded.append((store.read_manifest().created, store.name, store))
+            except SessionError:
+                if len(stores) == 1:
+                    raise
+        if not loaded:
+            raise SessionError(
+                f"No session in {self.folder} can be read.",
+                "Name one with --session to see why, or load a document with `kvedit load FILE --force`.",
+            )
+        return max(loaded, key=lambda item: item[:2])[2]
 
-    def set_current(self, store: Store) -> None:
-        """Remember a session as the last one, and keep the folder out of version control."""
-        files.replace_file(self.folder / ".current", store.name.encode())
-        if not (self.folder / ".gitignore").exists():
-            files.replace_file(self.folder / ".gitignore", b"*\n")
+    def keep_out_of_version_control(self) -> None:
+        """Tell git to leave the sessions alone."""
+        path = self.folder / ".gitignore"
+        if not path.exists() or not path.stat().st_size:
+            with files.writing(path):
+                path.write_text("*\n", encoding="utf-8")
 
 
 class Store:
@@ -191,7 +204,10 @@ class Store:
 
     def size_bytes(self) -> int:
         """Bytes that the session takes on disk."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        found = [self.folder / "session.json"]
+        for kind in _KINDS:
+            found += (self.folder / kind).glob("*")
+        return sum(path.stat().st_size for path in found)
 
     def sweep(self, manifest: Manifest | None) -> None:
         """Remove every file that no revision of `manifest` reaches; all of them without one."""
@@ -202,7 +218,7 @@ class Store:
                 kept.add(self.folder / "revisions" / f"{name}.json")
                 kept |= {self.folder / "texts" / f"{piece.text}.txt" for piece in revision.text}
                 kept |= {self.folder / "segments" / f"{piece.segment}.safetensors" for piece in revision.rows}
-        for kind in ("tokenizers", "revisions", "texts", "segments"):
+        for kind in _KINDS:
             for path in (self.folder / kind).glob("*"):
                 if path not in kept:
                     path.unlink(missing_ok=True)
@@ -215,10 +231,8 @@ class Store:
 
     def _write_named(self, kind: str, data: bytes, suffix: str, prefix: str = "") -> str:
         name = prefix + files.digest(data)
-        path = self.folder / kind / f"{name}{suffix}"
-        if not path.exists():
-            files.make_folder(path.parent)
-            self._replace(path, data)
+        files.make_folder(self.folder / kind)
+        self._replace(self.folder / kind / f"{name}{suffix}", data)
         return name
 
     def _replace(self, path: Path, data: bytes) -> None:

@@ -31,14 +31,14 @@ def write_lock(folder: Path, command: str, since: str) -> Iterator[None]:
         LockedError: Another process holds it.
     """
     lock = FileLock(folder / "lock", timeout=0)
-    try:
-        with writing(folder / "lock"):
+    with writing(folder / "lock"):
+        try:
             lock.acquire()
-    except Timeout:
-        raise LockedError(
-            f"The session '{folder.name}' is being changed by {_read_holder(folder)}.",
-            "Wait until that process has ended, then run the command again.",
-        ) from None
+        except Timeout:  # an OSError too
+            raise LockedError(
+                f"The session '{folder.name}' is being changed by {_read_holder(folder)}.",
+                "Wait until that process has ended, then run the command again.",
+            ) from None
     try:
         for left_over in folder.rglob(f"*{TEMPORARY}"):
             left_over.unlink(missing_ok=True)

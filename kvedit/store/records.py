@@ -9,6 +9,7 @@ from typing import Any
 
 from kvedit.document import Edit, kept_spans
 from kvedit.errors import SessionError
+from kvedit.files import digest
 from kvedit.rows import Piece
 
 FORMAT = 1
@@ -146,7 +147,14 @@ def dump(record: Manifest | Revision) -> bytes:
     if isinstance(record, Revision):
         fields["text"] = [[piece.text, piece.start, piece.stop] for piece in record.text]
         fields["rows"] = [[p.segment, p.start, p.length, int(p.refreshed)] for p in record.rows]
-    return json.dumps({"format": FORMAT, **fields}, ensure_ascii=True).encode()
+    fields = {"format": FORMAT, **fields}
+    if isinstance(record, Manifest):  # every other file is named by its checksum
+        fields["checksum"] = _checksum(fields)
+    return json.dumps(fields).encode()
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return digest(json.dumps(fields).encode())
 
 
 def parse_manifest(data: bytes) -> Manifest:
@@ -157,6 +165,8 @@ def parse_manifest(data: bytes) -> Manifest:
         ValueError, KeyError, TypeError: Damaged.
     """
     fields = _fields(data)
+    if fields.pop("checksum") != _checksum({"format": FORMAT, **fields}):
+        raise ValueError("the checksum differs")
     fields["model"] = ModelRecord(**fields["model"])
     fields["head_ids"] = tuple(fields["head_ids"])
     return Manifest(**fields)

@@ -34,9 +34,7 @@ def write_segment(folder: Path, states: States, ids: npt.NDArray[np.int64]) -> s
         metadata={"format": "kvedit-segment-1"},
     )
     name = digest(data)
-    path = folder / f"{name}{SUFFIX}"
-    if not path.exists():  # the same content is the same segment
-        replace_file(path, data)
+    replace_file(folder / f"{name}{SUFFIX}", data)
     return name
 
 
