@@ -191,15 +191,14 @@ def test_killed_before_any_change_of_a_file_a_session_is_as_before_or_after(serv
     states = (before, held(home))
     assert states[0] != states[1]
     seen = []
-    for step in count(1):
+    for step in count(1):  # until there are no more steps
         done = server.run(short.copy(home), *short.commands[command], step=step)
-        if done.code == 0:  # there are no more steps than that
+        if done.code == 0:
             break
         assert done.code == -signal.SIGKILL
         seen.append(held(home) == states[1])
         check_next(server, home, states)
-    assert seen == sorted(seen)  # once it has taken effect, it stays so
-    assert len(seen) > 5
+    assert (seen == sorted(seen), step > 5) == (True, True)  # once it has taken effect, it stays so
 
 
 def test_killed_in_a_first_load_there_is_no_session_or_a_whole_one(server, short, tmp_path):
@@ -246,7 +245,8 @@ def test_an_interrupt_ends_a_command_without_a_trace(server, short, tmp_path, co
         assert done.code == 130
         assert "nterrupted" in done.err
         assert held(home) in states
-        assert not list(home.rglob("*.tmp"))
+        names = {path.stem for path in home.rglob("*.safetensors")}
+        assert command != "load" or names == {piece.segment for piece in held(home)[2]}
     assert step > 5
 
 

@@ -235,6 +235,13 @@ def test_ties_go_to_the_earlier_row(rule):
     assert chosen.tolist() == list(range(8, 18))
 
 
+def test_windows_with_equal_sums_tie_whatever_came_before_them():
+    # The running sum behind the large numbers has no room for all digits of the small ones.
+    scores, every = np.array([1e-6, 1e-6, -3000.7] * 6, dtype=np.float32), np.ones(18, dtype=bool)
+    one_unit = np.zeros(18, dtype=np.int64)
+    assert select(scores, scores[:1], one_unit, every, every, 2, "window").tolist() == [0, 1]
+
+
 def test_units_takes_whole_units_then_the_best_window_of_the_next():
     unit = np.repeat(np.arange(4), 5)
     scores = np.array([0] * 5 + [0, 1, 3, 3, 0] + [0] * 5 + [9] * 5, dtype=np.float32)
