@@ -24,14 +24,12 @@ def prefill_question_(model: Model, cache: KVCache, question: Tensor) -> Tensor:
     Returns:
         Logits of the last row, `float32 [vocabulary]`.
     """
-    hidden: Tensor | None = None
+    hidden = torch.empty(0)
     start = cache.length
     for first in range(0, len(question), CHUNK_ROWS):
         part = question[first : first + CHUNK_ROWS]
         hidden = model.walk(part, slice(start + first, start + first + len(part)), cache).hidden
-    if hidden is None:
-        raise ValueError("a question has at least one id")
-    return model.logits(hidden[-1:])[0]
+    return model.logits(hidden)[0]
 
 
 class Sampler:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvedit.cache import States
 from kvedit.document import Edit, Source
 from kvedit.errors import SessionError
-from kvedit.model import Model
+from kvedit.model import CHUNK_ROWS, Model
 from kvedit.prompt import check_context
 from kvedit.refresh import prefill_
 from kvedit.rows import MISSING, RowTable
@@ -72,7 +72,12 @@ def _prefill(
     none = np.zeros(count, dtype=np.int64)
     rows = RowTable((), none + MISSING, none, none.astype(bool), 0)
     cache = model.new_cache(count)
-    chunks = prefill_(model, cache, model.to_device(ids))
+
+    def on_layer(layer: int) -> None:
+        chunk = min(CHUNK_ROWS, count - rows.frontier)
+        progress(rows.frontier + chunk * layer // model.layers, count)
+
+    chunks = prefill_(model, cache, model.to_device(ids), on_layer)
     while rows.frontier < count:
         before = rows.frontier
         # The disk's time is not the prefill's: its speed is what later estimates stand on.

@@ -26,7 +26,7 @@ from kvedit.rows import Piece, runs
 IntArray = npt.NDArray[np.int64]
 Executor = Literal["packed", "interval", "direct"]
 EXECUTORS = ("auto", "packed", "interval", "direct")
-Progress = Callable[[int], None]
+OnLayer = Callable[[int], None]
 
 
 def shift_(
@@ -84,7 +84,12 @@ def choose_executor(name: str, rows: IntArray) -> Executor:
 
 
 def refresh_(
-    model: Model, cache: KVCache, ids: Tensor, rows: IntArray, executor: Executor
+    model: Model,
+    cache: KVCache,
+    ids: Tensor,
+    rows: IntArray,
+    executor: Executor,
+    on_layer: OnLayer = lambda layer: None,
 ) -> Iterator[States]:
     """Recompute `rows` through all layers against the mixed cache; give their raw states in parts.
 
@@ -97,13 +102,14 @@ def refresh_(
         ids: Ids of all rows, `int64 [T]`.
         rows: Rows to recompute, sorted, `int64 [N]`.
         executor: How.
+        on_layer: Called with the number of layers done, after each layer of each walk.
     """
     for part in _parts(rows, executor):
         if isinstance(part, slice):
-            yield model.walk(ids[part], part, cache).states
+            yield model.walk(ids[part], part, cache, outputs=0, on_layer=on_layer).states
         else:
             place = torch.from_numpy(part).to(model.device)
-            yield model.walk(ids[place], place, cache).states
+            yield model.walk(ids[place], place, cache, outputs=0, on_layer=on_layer).states
 
 
 def _parts(rows: IntArray, executor: Executor) -> Iterator[slice | IntArray]:
@@ -116,7 +122,9 @@ def _parts(rows: IntArray, executor: Executor) -> Iterator[slice | IntArray]:
                 yield slice(first, min(first + CHUNK_ROWS, stop))
 
 
-def prefill_(model: Model, cache: KVCache, ids: Tensor, start: int = 0) -> Iterator[States]:
-    """Compute all rows from `start` on, in chunks of adjacent rows; give their raw states."""
-    rows = np.arange(start, len(ids), dtype=np.int64)
-    return refresh_(model, cache, ids, rows, "direct")
+def prefill_(
+    model: Model, cache: KVCache, ids: Tensor, on_layer: OnLayer = lambda layer: None
+) -> Iterator[States]:
+    """Compute all rows, in chunks of adjacent rows; give their raw states. A replay of everything."""
+    rows = np.arange(len(ids), dtype=np.int64)
+    return refresh_(model, cache, ids, rows, "direct", on_layer)

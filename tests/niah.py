@@ -108,7 +108,8 @@ class Arms:
         value = encode(" " + self.case.value).ids
         ids = self.model.to_device(np.concatenate([opening, value[:-1]]))
         start = len(self.ids)
-        hidden = self.model.walk(ids, slice(start, start + len(ids)), cache).hidden[len(opening) - 1 :]
+        rows = slice(start, start + len(ids))
+        hidden = self.model.walk(ids, rows, cache, outputs=len(value)).hidden
         logs = torch.log_softmax(self.model.logits(hidden), dim=-1)
         cache.length = start
         return float(logs[torch.arange(len(value)), torch.from_numpy(value)].sum())

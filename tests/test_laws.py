@@ -209,9 +209,9 @@ def test_law_11_counts_add_up_and_come_from_the_work(llama: Model, home: Path) -
         walked: list[int] = []
         original = llama.walk
 
-        def counting(ids, rows, cache, original=original, walked=walked):  # type: ignore[no-untyped-def]
+        def counting(ids, rows, cache, original=original, walked=walked, **more):  # type: ignore[no-untyped-def]
             walked.append(len(ids))
-            return original(ids, rows, cache)
+            return original(ids, rows, cache, **more)
 
         llama.walk = counting  # type: ignore[method-assign]
         try:

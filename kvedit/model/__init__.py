@@ -8,7 +8,7 @@ Prefill is a walk over adjacent rows, packed refresh one over scattered rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from kvedit.prompt import Prompt
 from kvedit.rope import Rope, rotate
 from kvedit.tokenizer import Tokenizer
 
-CHUNK_ROWS = 512
+CHUNK_ROWS = 2048
 """Rows that one walk takes at most; bounds the memory beside weights and cache."""
 
 _BLOCK_ROWS = 128
@@ -42,7 +42,8 @@ class Walked:
 
     Attributes:
         states: Raw keys and values of the rows walked.
-        hidden: Output of the last layer, before the final norm, `[N, hidden]`.
+        hidden: Output of the last layer, before the final norm, of the last rows for which it
+            was asked, `[outputs, hidden]`.
     """
 
     states: States
@@ -131,7 +132,15 @@ class Model:
         return table[ids]
 
     @torch.no_grad()
-    def walk(self, ids: Tensor, rows: slice | Tensor, cache: KVCache) -> Walked:
+    def walk(
+        self,
+        ids: Tensor,
+        rows: slice | Tensor,
+        cache: KVCache,
+        *,
+        outputs: int = 1,
+        on_layer: Callable[[int], None] = lambda layer: None,
+    ) -> Walked:
         """Take rows through all layers, writing their keys and values into the cache.
 
         Row i attends to every cached row up to itself, whatever its state, and to the rows in
@@ -142,25 +151,38 @@ class Model:
             ids: `int64 [N]`, on the model's device.
             rows: Where they stand: a slice of adjacent rows, or sorted `int64 [N]`.
             cache: Changed at `rows`, in every layer.
+            outputs: How many of the last rows need an output. The others leave the last layer
+                as soon as it has their keys and values, which is all that a cache needs of it.
+            on_layer: Called with the number of layers done, after each.
         """
-        network = self.network.model
-        place = torch.arange(rows.start, rows.stop, device=self.device) if isinstance(rows, slice) else rows
+        network, count = self.network.model, len(ids)
+        place = rows if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop, device=self.device)
         cos, sin = self.rope.angles(place, self.dtype)
-        blocks = list(self._blocks(place))
-        count = len(place)
+        split = isinstance(rows, slice) and count > _BLOCK_ROWS and self.device.type == "cpu"
+        blocks = [] if split else list(self._blocks(place))
         keys = torch.empty((self.layers, self.heads, count, self.width), dtype=self.dtype, device=self.device)
         values = torch.empty_like(keys)
         hidden = self.embed(ids)
         for layer, module in enumerate(network.layers):
             attention = module.self_attn
             normed = module.input_layernorm(hidden)
-            query = self._heads(attention, "q", normed)
             keys[layer] = self._heads(attention, "k", normed)
             values[layer] = self._heads(attention, "v", normed)
             cache.scatter_(layer, rows, rotate(keys[layer], cos, sin), values[layer])
-            mixed = _attend(rotate(query, cos, sin), cache, layer, blocks, attention.scaling)
+            if layer == self.layers - 1 and outputs < count:
+                done = count - outputs
+                hidden, normed, cos, sin = (part[done:] for part in (hidden, normed, cos, sin))
+                if not outputs:
+                    break
+                split, blocks = False, list(self._blocks(place[done:]))
+            query = rotate(self._heads(attention, "q", normed), cos, sin)
+            if split:
+                mixed = _attend_adjacent(query, cache, layer, int(place[0]), attention.scaling)
+            else:
+                mixed = _attend(query, cache, layer, blocks, attention.scaling)
             hidden = hidden + attention.o_proj(mixed)
             hidden = hidden + module.mlp(module.post_attention_layernorm(hidden))
+            on_layer(layer + 1)
         cache.length = max(cache.length, int(place[-1]) + 1)
         return Walked(States(place, keys, values), hidden)
 
@@ -182,7 +204,7 @@ class Model:
         cache = self.new_cache(24)
         try:
             self.walk(ids[:8], slice(0, 8), cache)
-            own = self.logits(self.walk(ids[8:], slice(8, 24), cache).hidden)
+            own = self.logits(self.walk(ids[8:], slice(8, 24), cache, outputs=16).hidden)
         except (AttributeError, RuntimeError, TypeError) as error:
             raise ModelError(
                 f"This model is not supported: its layers cannot be walked ({error}).",
@@ -237,6 +259,31 @@ def _attend(query: Tensor, cache: KVCache, layer: int, blocks: list[_Block], sca
     ]
     joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
     return joined.transpose(0, 1).flatten(1)
+
+
+def _attend_adjacent(query: Tensor, cache: KVCache, layer: int, start: int, scaling: float) -> Tensor:
+    """Attend from many adjacent rows without a mask, `[Hq, N, D] -> [N, Hq * D]`; on a CPU only.
+
+    The rows see all keys before `start`, and one another causally. The two softmaxes are joined
+    by their log-sum-exps (FlashAttention, arXiv 2205.14135, section 3.1), which the kernel gives
+    but its public wrapper drops. Reading no mask is what makes prefill as fast as a plain forward.
+    """
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    heads, count, width = query.shape
+    keys, values = cache.keys[layer, :, : start + count], cache.values[layer, :, : start + count]
+    groups = heads // len(keys)
+    own_keys, own_values = (part[None, :, start:].repeat_interleave(groups, 1) for part in (keys, values))
+    mixed, own_sum = flash(query[None], own_keys, own_values, 0.0, True, scale=scaling)
+    if start:
+        folded = query.reshape(1, len(keys), -1, width)
+        past, past_sum = flash(
+            folded, keys[None, :, :start], values[None, :, :start], 0.0, False, scale=scaling
+        )
+        past = past.reshape(mixed.shape)
+        weight = torch.sigmoid(own_sum - past_sum.reshape(own_sum.shape))[..., None].to(past.dtype)
+        mixed = torch.lerp(past, mixed, weight)
+    joined: Tensor = mixed[0].transpose(0, 1).flatten(1)
+    return joined
 
 
 def _device(name: str) -> torch.device:
