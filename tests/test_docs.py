@@ -1,0 +1,102 @@
+"""What the docs say is what the code does: examples run, names and options are all there."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from reference import load_session
+from typer.main import get_command
+
+from kvedit import __version__
+from kvedit.cli.app import app
+from kvedit.document import LineRange
+from kvedit.model import Model
+from kvedit.policies import POLICIES
+from kvedit.select import Budget
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = "".join(
+    f"{number}. The fees are paid in {number} days. One code is {number * 37}.\n" for number in range(14)
+)
+DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def code(name: str) -> str:
+    """The one Python example of a page."""
+    (block,) = re.findall(r"^( *)```python\n(.*?)^ *```", read(name), re.DOTALL | re.MULTILINE)
+    return textwrap.dedent(block[1])
+
+
+def commands() -> dict[str, Any]:
+    """Every command by its words: `ask`, `models list`."""
+    found: dict[str, Any] = {}
+    for name, command in get_command(app).commands.items():
+        for inner, leaf in getattr(command, "commands", {"": command}).items():
+            found[f"{name} {inner}".strip()] = leaf
+    return found
+
+
+def test_the_changelog_names_the_version() -> None:
+    assert re.findall(r"^## \[(\d.*?)\]", read("CHANGELOG.md"), re.MULTILINE)[0] == __version__
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)
+def test_links_within_the_docs_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("words", commands())
+def test_every_command_has_help_an_example_and_its_place_in_the_docs(words: str) -> None:
+    command = commands()[words]
+    assert command.help
+    assert f"Example: kvedit {words}" in command.epilog
+    page = read("docs/cli.md")
+    assert words in page
+    for parameter in command.params:
+        for option in parameter.opts:
+            assert option in page or not option.startswith("--"), option
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_is_in_help_and_docs_and_spends_its_budget(name: str, llama: Model, home: Path) -> None:
+    policy = next(parameter for parameter in commands()["ask"].params if parameter.name == "policy")
+    assert name in policy.help
+    assert f"`{name}`" in read("docs/policies.md")
+    session = load_session(home, llama, TEXT)
+    session.delete([LineRange(2, 2)])
+    answer = session.ask("What is the code?", policy=name, budget=Budget.parse("20%"), max_new_tokens=1)
+    assert answer.refreshed == answer.budget_rows > 0
+    again = load_session(home / "again", llama, TEXT)
+    again.delete([LineRange(2, 2)])
+    again.ask("What is the code?", policy=name, budget=Budget.parse("20%"), max_new_tokens=1)
+    assert again.rows.pieces() == session.rows.pieces()  # equal inputs, equal support
+
+
+def test_the_example_of_a_policy_works(llama: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example: Any = ModuleType("example")
+    monkeypatch.setitem(sys.modules, "example", example)  # a dataclass looks its module up
+    exec(code("docs/policies.md"), example.__dict__)
+    monkeypatch.setitem(POLICIES, "recent", example.Recent)
+    session = load_session(home, llama, TEXT)
+    session.delete([LineRange(2, 2)])
+    session.ask("When?", policy="recent", budget=Budget.parse("12t"), max_new_tokens=1)
+    assert session.rows.refreshed[-8:].all()
+
+
+def test_a_segment_can_be_read_as_the_format_says(
+    llama: Model, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load_session(Path(".kvedit"), llama, "The fees are paid.\n", name="contract")
+    exec(code("docs/session-format.md"), {})
+    assert f"[{llama.layers}, {llama.heads}, " in capsys.readouterr().out
