@@ -25,7 +25,7 @@ fast: check
 	$(BIN)/pytest -m "not model"
 
 check: $(VENV)/ready
-	$(BIN)/ruff format --check kvedit tests benchmarks
-	$(BIN)/ruff check kvedit tests benchmarks
+	$(BIN)/ruff format --check kvedit tests benchmarks docs
+	$(BIN)/ruff check kvedit tests benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports

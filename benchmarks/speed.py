@@ -31,14 +31,14 @@ from rich.table import Table
 from kvedit import __version__
 from kvedit.cache import KVCache
 from kvedit.decode import prefill_question_
-from kvedit.document import LineRange, Source
+from kvedit.document import Document
 from kvedit.model import Model
 from kvedit.model.resolve import DEFAULT_MODEL, resolve
 from kvedit.refresh import prefill_, refresh_, shift_
+from kvedit.reports import Answer
 from kvedit.rows import runs
 from kvedit.select import Budget
 from kvedit.session import Session
-from kvedit.store import Home, ModelRecord
 from kvedit.timing import clock
 
 CONTRACT = Path(__file__).resolve().parents[1] / "sessions" / "quickstart" / "contract.md"
@@ -60,13 +60,10 @@ class Bench:
         directory = resolve(model)
         self.model = Model.open(directory, device="cpu")
         text = _text_of(document.read_text(encoding="utf-8"), self.model, tokens)
-        record = ModelRecord(model, str(directory), self.model.dtype_name, "cpu", 0, self.model.parts)
-        store = Home(folder).store("speed")
-        with store.lock("benchmark", "now"):
-            self.session = Session.load(store, text, Source("-"), self.model, record)
-            before = _files(folder)
-            self.removal = self.session.delete([LineRange.parse(EDIT)])
-            after = _files(folder)
+        self.session = Session.load(Document(text), model=self.model, name="speed", home=folder)
+        before = _files(folder)
+        self.removal = self.session.delete(EDIT)
+        after = _files(folder)
         self.written_bytes = sum(size for path, size in after.items() if before.get(path) != size)
         self.session.read_segments()
         self.ids = self.model.to_device(self.session.ids)
@@ -76,13 +73,19 @@ class Bench:
     def cache(self) -> KVCache:
         """The shifted cache."""
         cache = self.model.new_cache(len(self.ids) + len(self.question))
-        shift_(self.model, cache, self.session.rows.pieces(), self.session.segments)
+        shift_(self.model, cache, self.session.rows.placed(), self.session.segments)
         return cache
+
+    def ask(self) -> Answer:
+        """Ask at 5 % with nothing in the working cache: every row has to be shifted."""
+        session = Session(self.session.store)
+        session.use_model(self.model)
+        session.read_segments()
+        return session.ask(QUESTION, budget=Budget.parse("5%"), max_new_tokens=1, keep=False)
 
     def first_token(self) -> dict[str, float]:
         """Ask at 5 %, and re-prefill the edited document with the question."""
-        answer = self.session.ask(QUESTION, budget=Budget.parse("5%"), max_new_tokens=1, keep=False)
-        self.answer = answer
+        answer = self.answer = self.ask()
 
         def anew() -> None:
             cache = self.model.new_cache(len(self.ids) + len(self.question))
@@ -96,7 +99,7 @@ class Bench:
 
     def replay(self) -> dict[str, float]:
         """Refresh 5 % in units, and all rows."""
-        answer = self.session.ask(QUESTION, budget=Budget.parse("5%"), max_new_tokens=1, keep=False)
+        answer = self.ask()
         cache, rows = self.cache(), np.flatnonzero(self.session.rows.suffix)
         return {
             "refresh": answer.timings.phases["refresh"].seconds,

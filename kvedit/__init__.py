@@ -10,6 +10,7 @@ _PUBLIC = {
     "Budget": "kvedit.select",
     "Document": "kvedit.document",
     "Home": "kvedit.store",
+    "LineRange": "kvedit.document",
     "KveditError": "kvedit.errors",
     "Model": "kvedit.model",
     "POLICIES": "kvedit.policies",

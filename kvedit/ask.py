@@ -2,102 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import shlex
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from kvedit.cache import KVCache, States
+from kvedit.cache import States
 from kvedit.decode import Sampler, TextStream, decode_, prefill_question_
-from kvedit.errors import ModelError, UsageError
-from kvedit.model import Model
-from kvedit.policies import Evidence, Policy, policy_named
+from kvedit.errors import UsageError
+from kvedit.model import CHUNK_ROWS
+from kvedit.policies import Evidence, Policy, Scores, policy_named
+from kvedit.present import Present
 from kvedit.prompt import check_context
-from kvedit.refresh import EXECUTORS, choose_executor, refresh_, shift_
-from kvedit.reports import Answer
-from kvedit.rows import runs
+from kvedit.refresh import EXECUTORS, choose_executor, refresh_
+from kvedit.reports import Answer, ChosenUnit, Explanation, Token
+from kvedit.rows import RowTable, runs
 from kvedit.select import Budget, select
 from kvedit.timing import Timings, waiter
-from kvedit.units import unit_of_rows
-
-if TYPE_CHECKING:
-    from kvedit.session import Session
+from kvedit.units import UNIT_CAP, unit_of_rows
 
 DEFAULT_NEW_TOKENS = 256
 IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to answer; see `Session.ask`."""
+
+    budget: Budget
+    policy: str = "sur"
+    executor: str = "auto"
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    keep: bool = True
+    chat: bool = False
+
+    def check(self) -> Policy:
+        """Make the policy and check the rest; needs no model.
+
+        Raises:
+            UsageError: One of them has no meaning.
+        """
+        executor, limit = self.executor, self.max_new_tokens
+        if executor not in EXECUTORS:
+            raise UsageError(f"There is no executor '{executor}'.", f"Choose one of {', '.join(EXECUTORS)}.")
+        if limit is not None and limit < 1:
+            raise UsageError(f"An answer of {limit} tokens was asked for.", "Ask for at least 1.")
+        if not 0 <= self.temperature < float("inf"):
+            raise UsageError(
+                f"The temperature {self.temperature} has no meaning.", "Use 0 or a positive number."
+            )
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(
+                f"The seed {self.seed} has no meaning.", "Use a whole number from 0 to 2^63 - 1."
+            )
+        if self.chat and not self.keep:
+            raise UsageError(
+                "A conversation goes on only if it is kept.", "Leave --no-keep out, or --continue."
+            )
+        return policy_named(self.policy)
+
+    def command(self, question: str) -> str:
+        """Give the command that asks this, as one can type it."""
+        usual = Options(Budget.default())
+        words = ["ask", shlex.quote(question)]
+        if self.budget != usual.budget:
+            words += ["--budget", self.budget.text]
+        for name in ("policy", "executor", "max_new_tokens", "temperature", "seed"):
+            if getattr(self, name) != getattr(usual, name):
+                words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
+        return " ".join([*words, *(["--continue"] if self.chat else [])])
 
 
 class Asking:
     """One question to one session.
 
     Args:
-        session: With its model.
+        session: Asked; with `keep` the caller holds its lock.
+        options: How.
         timings: Gets the phases.
         on_phase: Gets the name of each phase as it begins.
     """
 
-    def __init__(self, session: Session, timings: Timings, on_phase: Callable[[str], None]) -> None:
-        if session.model is None:
-            raise ModelError("The session has no model yet.", "Call Session.use_model first.")
-        self.session = session
-        self.model: Model = session.model
+    def __init__(
+        self, session: Present, options: Options, timings: Timings, on_phase: Callable[[str], None]
+    ) -> None:
+        self.policy = options.check()
+        self.session, self.options = session, options
+        self.model = session.model
         self.timings = timings
         self.timings.synchronize = waiter(self.model.device.type)
         self.on_phase = on_phase
+        # A question asked alone does not see the conversation.
+        self.rows: RowTable = session.rows if options.chat else session.rows.first(session.document_rows)
+        self.ids = session.ids[: len(self.rows)]
 
-    def run(
-        self,
-        question: str,
-        budget: Budget,
-        policy_name: str,
-        executor_name: str,
-        max_new_tokens: int | None,
-        temperature: float,
-        seed: int,
-        keep: bool,
-        on_text: Callable[[str], None],
-    ) -> Answer:
-        """Answer; see `Session.ask`."""
-        session, model, timings = self.session, self.model, self.timings
-        policy = check_options(policy_name, executor_name, max_new_tokens, temperature, seed)
-        question_ids = session.prompt.question_ids(session.tokenizer, question)
-        limit = self._limit(len(question_ids), max_new_tokens)
-        total, suffix = len(session.rows), int(session.rows.suffix.sum())
-        replay_s = session.replay_s
+    def tokens(self, question: str) -> Generator[Token, None, Answer]:
+        """Answer, token by token; see `Session.ask`."""
+        session, options, timings, rows = self.session, self.options, self.timings, self.rows
+        next_turn = options.chat and bool(session.revision.turns)
+        question_ids = session.prompt.question_ids(session.tokenizer, question, next_turn=next_turn)
+        limit = self._limit(len(question_ids))
+        total, suffix, replay_s = len(rows), int(rows.suffix.sum()), session.replay_s
 
-        cache = model.new_cache(total + len(question_ids) + limit)
-        self._shift(cache)
-        budget_rows = budget.resolve(suffix)
-        support = self._select(cache, policy, question, budget_rows, seed)
-        missing = np.flatnonzero(session.rows.missing)
-        rows = np.union1d(support, missing)
-        executor, parts = self._refresh(cache, rows, executor_name)
+        self.shift(total + len(question_ids) + limit)
+        budget_rows = options.budget.resolve(suffix)
+        support, _, _ = self.select(question, budget_rows)
+        missing = np.flatnonzero(rows.missing)
+        computed = np.union1d(support, missing)
+        executor, parts = self._refresh(computed)
         self.on_phase("question")
+        working = session.working
+        working.forget(np.arange(total, working.cache.capacity))
         with timings.measure("question", len(question_ids)):
-            logits = prefill_question_(model, cache, model.to_device(question_ids))
-        ids, text, reason = self._decode(cache, logits, Sampler(temperature, seed), limit, on_text)
-        kept = keep and bool(parts)
+            ids = self.model.to_device(question_ids)
+            logits, states = prefill_question_(self.model, working.cache, ids)
+        said, text, reason, walked = yield from self._decode(logits, limit)
+        kept = options.keep and (bool(parts) or options.chat)
         if kept:
             self.on_phase("save")
-            with timings.measure("save", len(rows)):
-                session.keep(parts)
+            with timings.measure("save", len(computed)):
+                self._keep(question, parts, [states, *walked], [*question_ids.tolist(), *said])
         return Answer(
             text=text,
-            ids=tuple(ids),
+            ids=tuple(said),
             finish_reason=reason,
-            policy=policy_name,
+            policy=options.policy,
             executor=executor,
-            seed=seed,
-            temperature=temperature,
-            budget=budget.text,
+            seed=options.seed,
+            temperature=options.temperature,
+            budget=options.budget.text,
             budget_rows=budget_rows,
             suffix=suffix,
             missing=len(missing),
             refreshed=len(support),
-            reused=total - len(rows),
-            runs=sum(1 for _ in runs(rows)),
+            reused=total - len(computed),
+            runs=sum(1 for _ in runs(computed)),
             tokens=total,
             timings=timings,
             first_token_s=timings.seconds("shift", "selection", "refresh", "question"),
@@ -105,96 +149,158 @@ class Asking:
             kept=kept,
         )
 
-    def _limit(self, question: int, max_new_tokens: int | None) -> int:
-        """Say how many ids the answer may have, or refuse."""
-        tokens, context = len(self.session.rows), self.model.context_length
-        if max_new_tokens is None:
-            check_context(tokens, question + 1, "the question with one token of answer", context)
-            return min(DEFAULT_NEW_TOKENS, context - tokens - question)
-        check_context(tokens, question + max_new_tokens, "question and answer", context)
-        return max_new_tokens
+    def explain(self, question: str) -> Explanation:
+        """Say what would be refreshed for a question, and why. Changes nothing."""
+        session, rows = self.session, self.rows
+        total, suffix = len(rows), int(rows.suffix.sum())
+        self.shift(total)
+        budget_rows = self.options.budget.resolve(suffix)
+        support, evidence, scores = self.select(question, budget_rows)
+        missing = np.flatnonzero(rows.missing)
+        computed = np.union1d(support, missing)
+        speed = session.manifest.prefill_tokens_per_s
+        return Explanation(
+            policy=self.options.policy,
+            budget=self.options.budget.text,
+            budget_rows=budget_rows,
+            suffix=suffix,
+            missing=len(missing),
+            tokens=total,
+            runs=sum(1 for _ in runs(computed)),
+            refresh_s=len(computed) / speed,
+            replay_s=session.replay_s,
+            units=tuple(self._chosen_units(support, evidence, scores)) if scores else (),
+            lines=self._chosen_lines(support),
+        )
 
-    def _shift(self, cache: KVCache) -> None:
+    def shift(self, capacity: int) -> None:
+        """Bring the session's rows into the working cache, with room for `capacity` rows."""
         self.on_phase("shift")
-        session = self.session
+        session, rows = self.session, self.rows
         session.read_segments()
+        working = session.working
         with self.timings.measure("shift"):
-            gathered = shift_(self.model, cache, session.rows.pieces(), session.segments)
+            working.reserve(capacity)
+            gathered = working.gather_(rows, working.differing(rows), session.segments)
         self.timings.add("shift", 0.0, gathered)
 
-    def _select(self, cache: KVCache, policy: Policy, question: str, budget: int, seed: int) -> IntArray:
+    def select(self, question: str, budget: int) -> tuple[IntArray, Evidence, Scores | None]:
+        """Choose the support for a question; nothing is scored where nothing can be bought."""
         self.on_phase("selection")
-        session = self.session
-        head, suffix = len(session.manifest.head_ids), session.rows.suffix
-        with self.timings.measure("selection", int(suffix.sum())):
-            body_unit = unit_of_rows(session.document.text, session.tokens.starts)
+        rows = self.rows
+        with self.timings.measure("selection", int(rows.suffix.sum())):
+            unit = self._units()
             evidence = Evidence(
                 model=self.model,
-                cache=cache,
-                ids=session.ids,
-                unit=np.concatenate([np.full(head, -1), body_unit]),
-                units=int(body_unit[-1]) + 1 if len(body_unit) else 0,
-                query_ids=session.tokenizer.encode_text(question).ids,
-                suffix=suffix,
-                seed=seed,
+                cache=self.session.working.cache,
+                ids=self.ids,
+                unit=unit,
+                units=int(unit.max(initial=-1)) + 1,
+                query_ids=self.session.tokenizer.encode_text(question).ids,
+                suffix=rows.suffix,
+                seed=self.options.seed,
             )
             if not budget:
-                return np.zeros(0, dtype=np.int64)
-            scores = policy.score(evidence)
-            stale = session.rows.stale
-            return select(scores.rows, scores.units, evidence.unit, stale, suffix, budget, policy.rule)
+                return np.zeros(0, dtype=np.int64), evidence, None
+            scores = self.policy.score(evidence)
+            rule = self.policy.rule
+            support = select(scores.rows, scores.units, unit, rows.stale, rows.suffix, budget, rule)
+            return support, evidence, scores
 
-    def _refresh(self, cache: KVCache, rows: IntArray, name: str) -> tuple[str, list[States]]:
+    def _units(self) -> IntArray:
+        """Number the unit of each row: -1 for the head; a conversation is cut into equal pieces."""
+        session = self.session
+        body = unit_of_rows(session.document.text, session.tokens.starts)
+        spoken = len(self.rows) - session.document_rows
+        after = int(body.max(initial=-1)) + 1 + np.arange(spoken) // UNIT_CAP
+        return np.concatenate([np.full(len(session.manifest.head_ids), -1), body, after])
+
+    def _limit(self, question: int) -> int:
+        """Say how many ids the answer may have, or refuse."""
+        tokens, context, limit = len(self.rows), self.model.context_length, self.options.max_new_tokens
+        if limit is None:
+            check_context(tokens, question + 1, "the question with one token of answer", context)
+            return min(DEFAULT_NEW_TOKENS, context - tokens - question)
+        check_context(tokens, question + limit, "question and answer", context)
+        return limit
+
+    def _refresh(self, computed: IntArray) -> tuple[str, list[States]]:
         self.on_phase("refresh")
-        if not len(rows):
+        if not len(computed):
             self.timings.add("refresh", 0.0, 0)
             return "none", []
-        executor = choose_executor(name, rows)
-        ids = self.model.to_device(self.session.ids)
-        with self.timings.measure("refresh", len(rows)):
-            return executor, list(refresh_(self.model, cache, ids, rows, executor))
+        executor = choose_executor(self.options.executor, computed)
+        ids, working = self.model.to_device(self.ids), self.session.working
+        working.forget(computed)  # until they are kept
+        with self.timings.measure("refresh", len(computed)):
+            return executor, list(refresh_(self.model, working.cache, ids, computed, executor))
 
     def _decode(
-        self, cache: KVCache, logits: Tensor, sampler: Sampler, limit: int, on_text: Callable[[str], None]
-    ) -> tuple[list[int], str, str]:
+        self, logits: Tensor, limit: int
+    ) -> Generator[Token, None, tuple[list[int], str, str, list[States]]]:
         """Stream the answer; an interrupt ends it and keeps what was said."""
         self.on_phase("decode")
+        options = self.options
         stream, ids, texts = TextStream(self.session.tokenizer), list[int](), list[str]()
-
-        def say(text: str) -> None:
-            if text:
-                texts.append(text)
-                on_text(text)
-
-        with self.timings.measure("decode"):
-            reason = "stop"
-            try:
-                for token in decode_(self.model, cache, logits, sampler, limit):
-                    ids.append(token)
-                    say(stream.push(token))
-                if len(ids) == limit:
-                    reason = "length"
-            except KeyboardInterrupt:
-                reason = "interrupted"
-            say(stream.finish())
+        walked: list[States] = []
+        sampler = Sampler(options.temperature, options.seed)
+        answer = decode_(self.model, self.session.working.cache, logits, sampler, limit, walked)
+        reason = "stop"
+        try:
+            while True:
+                with self.timings.measure("decode"):  # not the time of whoever reads the tokens
+                    token = next(answer, None)
+                if token is None:
+                    break
+                ids.append(token)
+                texts.append(stream.push(token))
+                yield Token(token, texts[-1])
+            if len(ids) == limit:
+                reason = "length"
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        if rest := stream.finish():
+            texts.append(rest)
+            yield Token(None, rest)
         self.timings.add("decode", 0.0, len(ids))
-        return ids, "".join(texts), reason
+        return ids, "".join(texts), reason, walked
 
+    def _keep(self, question: str, parts: list[States], spoken: list[States], ids: list[int]) -> None:
+        """Keep refreshed rows and, in a conversation, those of question and answer."""
+        session = self.session
+        parts = States.merged(parts, CHUNK_ROWS)
+        turns = None
+        if self.options.chat:
+            parts.append(States.concatenate(spoken))
+            turns = (*session.revision.turns, *ids)
+        session.keep(parts, self.options.command(question), turns)
+        place = np.concatenate([states.rows.cpu().numpy() for states in parts])
+        session.working.settle(session.rows, np.sort(place))
 
-def check_options(
-    policy: str, executor: str, max_new_tokens: int | None, temperature: float, seed: int
-) -> Policy:
-    """Make the policy and check the other options; needs no model.
+    def _chosen_units(self, support: IntArray, evidence: Evidence, scores: Scores) -> list[ChosenUnit]:
+        session = self.session
+        head, text = len(session.manifest.head_ids), session.document.text
+        found: list[ChosenUnit] = []
+        for unit in np.unique(evidence.unit[support]):
+            rows = np.flatnonzero(evidence.unit == unit)
+            first = last = 0
+            spelled = session.tokenizer.decode(self.ids[rows].tolist())
+            if rows[0] < session.document_rows:
+                start = int(session.tokens.starts[rows[0] - head])
+                stop = int(session.tokens.stops[rows[-1] - head])
+                spelled = text[start:stop]
+                content = start + len(spelled) - len(spelled.lstrip())
+                first, last = (text.count("\n", 0, at) + 1 for at in (content, max(start, stop - 1)))
+            chosen = int(np.isin(rows, support).sum())
+            found.append(ChosenUnit(first, last, spelled, float(scores.units[unit]), chosen, len(rows)))
+        return sorted(found, key=lambda item: -item.score)
 
-    Raises:
-        UsageError: One of them has no meaning.
-    """
-    if executor not in EXECUTORS:
-        raise UsageError(f"There is no executor '{executor}'.", f"Choose one of {', '.join(EXECUTORS)}.")
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise UsageError(f"An answer of {max_new_tokens} tokens was asked for.", "Ask for at least 1.")
-    if not 0 <= temperature < float("inf"):
-        raise UsageError(f"The temperature {temperature} has no meaning.", "Use 0 or a positive number.")
-    if not 0 <= seed < 2**63:
-        raise UsageError(f"The seed {seed} has no meaning.", "Use a whole number from 0 to 2^63 - 1.")
-    return policy_named(policy)
+    def _chosen_lines(self, support: IntArray) -> tuple[float, ...]:
+        """Share of the rows of each line that is in the support."""
+        session = self.session
+        body = support[support < session.document_rows] - len(session.manifest.head_ids)
+        starts, count = np.array(session.document.line_starts, dtype=np.int64), session.document.line_count
+        # A row belongs to the line in which it ends: a blank before a word may be of the line before.
+        line = np.searchsorted(starts, np.maximum(session.tokens.stops - 1, 0), side="right") - 1
+        held = np.bincount(line, minlength=count)
+        return tuple((np.bincount(line[body], minlength=count) / np.maximum(held, 1)).tolist())

@@ -35,6 +35,24 @@ class States:
             torch.cat([part.values for part in parts], dim=2),
         )
 
+    @classmethod
+    def merged(cls, parts: list[States], size: int) -> list[States]:
+        """Join small parts into few, so that many short runs do not become many small segments.
+
+        Args:
+            parts: States of ascending rows.
+            size: Rows in a joined part at most, unless one part alone has more.
+        """
+        groups: list[list[States]] = []
+        held = size
+        for part in parts:
+            if held + len(part.rows) > size:
+                groups.append([])
+                held = 0
+            groups[-1].append(part)
+            held += len(part.rows)
+        return [group[0] if len(group) == 1 else cls.concatenate(group) for group in groups]
+
 
 class KVCache:
     """Rotated keys and values, with room for `capacity` rows.

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kvedit.cache import KVCache
+from kvedit.cache import KVCache, States
 from kvedit.model import CHUNK_ROWS, Model
 from kvedit.tokenizer import Tokenizer
 
 
-def prefill_question_(model: Model, cache: KVCache, question: Tensor) -> Tensor:
+def prefill_question_(model: Model, cache: KVCache, question: Tensor) -> tuple[Tensor, States]:
     """Take the question's ids through the layers after the cached rows.
 
     Args:
@@ -22,14 +22,17 @@ def prefill_question_(model: Model, cache: KVCache, question: Tensor) -> Tensor:
         question: `int64 [Nq]`, not empty.
 
     Returns:
-        Logits of the last row, `float32 [vocabulary]`.
+        Logits of the last row, `float32 [vocabulary]`, and the rows' raw states.
     """
+    parts: list[States] = []
     hidden = torch.empty(0)
     start = cache.length
     for first in range(0, len(question), CHUNK_ROWS):
         part = question[first : first + CHUNK_ROWS]
-        hidden = model.walk(part, slice(start + first, start + first + len(part)), cache).hidden
-    return model.logits(hidden)[0]
+        walked = model.walk(part, slice(start + first, start + first + len(part)), cache)
+        parts.append(walked.states)
+        hidden = walked.hidden
+    return model.logits(hidden)[0], parts[0] if len(parts) == 1 else States.concatenate(parts)
 
 
 class Sampler:
@@ -47,7 +50,9 @@ class Sampler:
         return int(torch.multinomial(chances, 1, generator=self._generator))
 
 
-def decode_(model: Model, cache: KVCache, logits: Tensor, sampler: Sampler, limit: int) -> Iterator[int]:
+def decode_(
+    model: Model, cache: KVCache, logits: Tensor, sampler: Sampler, limit: int, walked: list[States]
+) -> Iterator[int]:
     """Give up to `limit` ids, one at a time, stopping before an id that ends the answer.
 
     Args:
@@ -56,6 +61,8 @@ def decode_(model: Model, cache: KVCache, logits: Tensor, sampler: Sampler, limi
         logits: Of the row before the answer, `float32 [vocabulary]`.
         sampler: Chooses each id.
         limit: Ids at most.
+        walked: Gets the raw states of each id that was followed by another look at the model;
+            the last of `limit` ids has none.
     """
     for count in range(limit):
         token = sampler(logits)
@@ -63,7 +70,8 @@ def decode_(model: Model, cache: KVCache, logits: Tensor, sampler: Sampler, limi
             return
         yield token
         if count + 1 < limit:
-            logits = prefill_question_(model, cache, torch.tensor([token], device=model.device))
+            logits, states = prefill_question_(model, cache, torch.tensor([token], device=model.device))
+            walked.append(states)
 
 
 # Up to three bytes at the end may yet become a character; some decoders mark each of them.

@@ -11,6 +11,7 @@ import codecs
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kvedit.errors import UsageError
 
@@ -75,11 +76,25 @@ class LineRange:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace the characters `[start, stop)` of a text by `text`. Deleting is `text == ""`."""
+    """Replace the characters `[start, stop)` of a text by `text`. Deleting is `text == ""`.
+
+    Attributes:
+        origin: Where the new characters stood in the old text, if they were moved.
+    """
 
     start: int
     stop: int
     text: str = ""
+    origin: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a document came from, and how its bytes were read."""
+
+    path: str
+    encoding: str = "utf-8"
+    bom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +103,12 @@ class Document:
 
     Attributes:
         text: The text as it was in the file, line endings and all, without its BOM.
+        source: Where it came from; the path `-` stands for no file.
         line_starts: Character offset of each line; a final newline starts no new line.
     """
 
     text: str
+    source: Source = Source("-")
     line_starts: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -100,9 +117,35 @@ class Document:
             starts.pop()
         object.__setattr__(self, "line_starts", tuple(starts))
 
+    @classmethod
+    def read(cls, path: str | Path) -> Document:
+        """Read a file.
+
+        Raises:
+            UsageError: It cannot be read, or is no text.
+        """
+        return cls.decode(read_bytes(path), str(Path(path).resolve()), str(path))
+
+    @classmethod
+    def decode(cls, data: bytes, path: str, name: str) -> Document:
+        """Make a document of a file's bytes; `name` is what messages call it."""
+        text, encoding = decode(data, name)
+        return cls(text, Source(path, encoding, bom=len(data) > len(text.encode(encoding))))
+
+    def encode(self) -> bytes:
+        """Give the text as bytes, in the encoding of its source and with its BOM."""
+        marks = {encoding: mark for mark, encoding in _BOMS} if self.source.bom else {}
+        return marks.get(self.source.encoding, b"") + self.text.encode(self.source.encoding)
+
     @property
     def line_count(self) -> int:
         return len(self.line_starts)
+
+    @property
+    def newline(self) -> str:
+        """What ends its lines: CR LF where every line does, else LF."""
+        crlf = self.text.count("\r\n")
+        return "\r\n" if crlf and crlf == self.text.count("\n") else "\n"
 
     def characters(self, first: int, last: int) -> tuple[int, int]:
         """Give the character span of the 0-based, half-open span of lines `[first, last)`."""
@@ -136,20 +179,11 @@ class Document:
         for edit in edits:
             kept += [self.text[position : edit.start], edit.text]
             position = edit.stop
-        return Document("".join([*kept, self.text[position:]]))
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a document came from, and how its bytes were read."""
-
-    path: str
-    encoding: str = "utf-8"
-    bom: bool = False
+        return Document("".join([*kept, self.text[position:]]), self.source)
 
 
 def kept_spans(edits: Sequence[Edit], length: int) -> list[tuple[int, int, int]]:
-    """Say which characters survive `edits`: `(old_start, new_start, length)`, in order.
+    """Say which characters survive `edits`: `(old_start, new_start, length)`, in the new order.
 
     Args:
         edits: Sorted, disjoint edits of the old text.
@@ -160,9 +194,23 @@ def kept_spans(edits: Sequence[Edit], length: int) -> list[tuple[int, int, int]]
     for edit in [*edits, Edit(length, length)]:
         if edit.start > old:
             spans.append((old, new, edit.start - old))
-        new += edit.start - old + len(edit.text)
+        new += edit.start - old
+        if edit.origin is not None:
+            spans.append((edit.origin, new, len(edit.text)))
+        new += len(edit.text)
         old = edit.stop
     return spans
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """Read a user's file; raises `UsageError` when it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder.", "Give one text file.") from None
+    except (OSError, ValueError) as error:  # a NUL in a path is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path} cannot be read: {reason}.", "Check the path and its permissions.") from None
 
 
 def decode(data: bytes, name: str) -> tuple[str, str]:

@@ -56,6 +56,30 @@ def replace_file(path: Path, data: bytes) -> None:
         _flush_folder(path.parent)
 
 
+def append_file(path: Path, size_bytes: int, data: bytes) -> None:
+    """Write `data` after the first `size_bytes` of a file, in place of all that follows, and flush it.
+
+    Raises:
+        KveditError: The disk is full, or the file cannot be written.
+    """
+    with writing(path):
+        new = not path.exists()
+        with path.open("ab") as file:
+            file.truncate(size_bytes)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            _flush_folder(path.parent)
+
+
+def truncate_file(path: Path, size_bytes: int) -> None:
+    """Cut a file to its first bytes and flush it."""
+    with writing(path), path.open("r+b") as file:
+        file.truncate(size_bytes)
+        os.fsync(file.fileno())
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and its parents, if need be."""
     with writing(path):

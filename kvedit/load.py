@@ -1,73 +1,114 @@
-"""Load: prefill a document into a session, chunk by chunk, each chunk a segment."""
+"""Load and purge: prefill a document into a session, chunk by chunk, each chunk a segment."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from kvedit.cache import States
-from kvedit.document import Edit, Source
+from kvedit.document import Document
 from kvedit.errors import SessionError
 from kvedit.model import CHUNK_ROWS, Model
 from kvedit.prompt import check_context
 from kvedit.refresh import prefill_
 from kvedit.rows import MISSING, RowTable
-from kvedit.store import Manifest, ModelRecord, Revision, Store, splice_text
+from kvedit.store import Entry, Journal, JournalRecord, Manifest, ModelRecord, Revision, Store
 from kvedit.timing import Timings, now, waiter
 
 IntArray = npt.NDArray[np.int64]
+Progress = Callable[[int, int], None]
+"""Called with rows done and rows in all."""
 
 
 def prefill_document(
     store: Store,
-    text: str,
-    source: Source,
+    document: Document,
     model: Model,
-    model_record: ModelRecord,
+    record: ModelRecord,
     system: str | None,
     timings: Timings,
-    progress: Callable[[int, int], None],
-) -> Manifest:
-    """Prefill a document; see `Session.load`. What a failed load wrote is removed again."""
+    progress: Progress,
+) -> None:
+    """Prefill a document into `store`; see `Session.load`. What a failed load wrote is removed again."""
     model.check()
     prompt = model.layout(system)
-    body = model.tokenizer.encode_text(text)
-    ids = np.concatenate([np.array(prompt.head_ids, dtype=np.int64), body.ids])
+    ids = np.concatenate(
+        [np.array(prompt.head_ids, dtype=np.int64), model.tokenizer.encode_text(document.text).ids]
+    )
     shortest = len(prompt.question_ids(model.tokenizer, "")) + 1
     check_context(len(ids), shortest, "the shortest question", model.context_length)
     _remove_orphans(store)
     try:
-        timings.synchronize = waiter(model.device.type)
         rows = _prefill(store, model, ids, timings, progress)
-        pieces = splice_text((), [Edit(0, 0, text)], [store.write_text(text)])
-        revision = Revision(0, None, now(), "load", 0, pieces, tuple(rows.pieces()), rows.frontier)
+        created = now()
         manifest = Manifest(
-            created=revision.created,
-            source=source.path,
-            encoding=source.encoding,
-            bom=source.bom,
-            model=model_record,
+            created=created,
+            used=created,
+            source=document.source.path,
+            encoding=document.source.encoding,
+            bom=document.source.bom,
+            system=system,
+            model=record,
             tokenizer=store.write_tokenizer(model.tokenizer.serialized),
             head_ids=prompt.head_ids,
             before_question=prompt.before_question,
             after_question=prompt.after_question,
+            before_next=prompt.before_next,
             prefill_tokens_per_s=len(ids) / timings.seconds("prefill"),
-            revision=store.write_revision(revision),
+            journal=JournalRecord("", 0, ""),
+            revision=0,
         )
-        store.write_manifest(manifest)
-        store.sweep(manifest)
-        return manifest
+        _begin(store, manifest, document, rows, "load")
     except BaseException:
         _remove_orphans(store)
         raise
 
 
-def _prefill(
-    store: Store, model: Model, ids: IntArray, timings: Timings, progress: Callable[[int, int], None]
-) -> RowTable:
+def prefill_again(
+    store: Store, manifest: Manifest, document: Document, model: Model, timings: Timings, progress: Progress
+) -> None:
+    """Prefill the present text into a session without a past; see `Session.purge`."""
+    ids = np.concatenate(
+        [np.array(manifest.head_ids, dtype=np.int64), model.tokenizer.encode_text(document.text).ids]
+    )
+    try:
+        rows = _prefill(store, model, ids, timings, progress)
+        speed = len(ids) / timings.seconds("prefill")
+        fresh = replace(manifest, prefill_tokens_per_s=speed, revision=0, undone=())
+        _begin(store, fresh, document, rows, "purge")
+    except BaseException:
+        _remove_orphans(store)
+        raise
+
+
+def _begin(store: Store, manifest: Manifest, document: Document, rows: RowTable, command: str) -> None:
+    """Write the first revision of a new journal, publish it, and drop all that was there before."""
+    entry = Entry(
+        number=0,
+        parent=None,
+        state=0,
+        created=now(),
+        command=command,
+        edits=0,
+        changes=(),
+        lines=document.line_count,
+        tokens=len(rows),
+        stale=0,
+        missing=0,
+        frontier=rows.frontier,
+    )
+    journal = Journal(store.folder, None)
+    store.append(journal, Revision(entry, document.text, tuple(rows.pieces())))
+    manifest = replace(manifest, journal=journal.record)
+    store.write_manifest(manifest)
+    store.sweep(manifest, journal)
+
+
+def _prefill(store: Store, model: Model, ids: IntArray, timings: Timings, progress: Progress) -> RowTable:
+    timings.synchronize = waiter(model.device.type)
     count = len(ids)
     none = np.zeros(count, dtype=np.int64)
     rows = RowTable((), none + MISSING, none, none.astype(bool), 0)
@@ -84,16 +125,11 @@ def _prefill(
         with timings.measure("prefill"):
             states = next(chunks)
         with timings.measure("save"):
-            rows = keep_states(store, rows, states, ids)
+            place = states.rows.cpu().numpy()
+            rows = rows.computed(place, store.write_segment(states, ids[place]))
         timings.add("prefill", 0.0, rows.frontier - before)
         progress(rows.frontier, count)
     return rows
-
-
-def keep_states(store: Store, rows: RowTable, states: States, ids: IntArray) -> RowTable:
-    """Write states as a segment and point their rows at it."""
-    place = states.rows.cpu().numpy()
-    return rows.computed(place, store.write_segment(states, ids[place]))
 
 
 def _remove_orphans(store: Store) -> None:
@@ -103,4 +139,7 @@ def _remove_orphans(store: Store) -> None:
     or a person, may still make something of them.
     """
     with contextlib.suppress(SessionError):
-        store.sweep(store.read_manifest() if store.exists() else None)
+        if store.exists():
+            store.sweep(*store.read())
+        else:
+            store.sweep(None, None)

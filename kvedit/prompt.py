@@ -19,17 +19,21 @@ class Prompt:
         head_ids: Ids before the document.
         before_question: Text between document and question, special tokens included.
         after_question: Text after the question, special tokens included.
+        before_next: Text between an answer and the next question of a conversation.
     """
 
     head_ids: tuple[int, ...]
     before_question: str
     after_question: str
+    before_next: str
 
-    def question_ids(self, tokenizer: Tokenizer, question: str) -> npt.NDArray[np.int64]:
-        """Encode the part after the document. `int64 [Nq]`."""
+    def question_ids(
+        self, tokenizer: Tokenizer, question: str, *, next_turn: bool = False
+    ) -> npt.NDArray[np.int64]:
+        """Encode the part after the document, or after the last answer. `int64 [Nq]`."""
         return np.array(
             [
-                *tokenizer.encode_template(self.before_question),
+                *tokenizer.encode_template(self.before_next if next_turn else self.before_question),
                 *tokenizer.encode_text(question).ids,
                 *tokenizer.encode_template(self.after_question),
             ],

@@ -9,7 +9,7 @@ The only room that writes recomputed rows. The executors give the same result to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -30,7 +30,10 @@ OnLayer = Callable[[int], None]
 
 
 def shift_(
-    model: Model, cache: KVCache, pieces: list[Piece], segments: Mapping[str, tuple[Tensor, Tensor]]
+    model: Model,
+    cache: KVCache,
+    placed: Iterable[tuple[int, Piece]],
+    segments: Mapping[str, tuple[Tensor, Tensor]],
 ) -> int:
     """Gather stored rows into the cache, each key rotated from its raw form to its position.
 
@@ -38,29 +41,26 @@ def shift_(
 
     Args:
         model: Gives the rotation.
-        cache: Filled at all rows that have a state.
-        pieces: Where each row lives, from row 0 on.
+        cache: Filled where a piece has a state.
+        placed: Pieces, each with the row that it starts at.
         segments: Raw keys and values `[L, H, N, D]` by name of segment.
 
     Returns:
         Rows gathered.
     """
-    total = sum(piece.length for piece in pieces)
-    cos, sin = model.rope.angles(torch.arange(total, device=model.device), model.dtype)
-    row = gathered = 0
-    for piece in pieces:
-        stop = row + piece.length
-        if piece.segment is not None:
-            keys, values = segments[piece.segment]
-            source = slice(piece.start, piece.start + piece.length)
-            # Layer by layer, so that what is rotated is still at hand in the processor's cache.
-            for layer in range(model.layers):
-                raw = keys[layer, :, source].to(cache.keys.device)
-                rotate(raw, cos[row:stop], sin[row:stop], out=cache.keys[layer, :, row:stop])
-                cache.values[layer, :, row:stop] = values[layer, :, source]
-            gathered += piece.length
-        row = stop
-    cache.length = total
+    gathered = 0
+    for row, piece in placed:
+        if piece.segment is None:
+            continue
+        rows, source = slice(row, row + piece.length), slice(piece.start, piece.start + piece.length)
+        cos, sin = model.rope.angles(torch.arange(rows.start, rows.stop, device=model.device), model.dtype)
+        keys, values = segments[piece.segment]
+        # Layer by layer, so that what is rotated is still at hand in the processor's cache.
+        for layer in range(model.layers):
+            raw = keys[layer, :, source].to(cache.keys.device)
+            rotate(raw, cos, sin, out=cache.keys[layer, :, rows])
+            cache.values[layer, :, rows] = values[layer, :, source]
+        gathered += piece.length
     return gathered
 
 

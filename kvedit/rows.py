@@ -89,6 +89,14 @@ class RowTable:
             for at, length in zip(firsts.tolist(), lengths.tolist(), strict=True)
         ]
 
+    def placed(self, offset: int = 0) -> list[tuple[int, Piece]]:
+        """Give the pieces, each with the row that it starts at, counted from `offset`."""
+        found: list[tuple[int, Piece]] = []
+        for piece in self.pieces():
+            found.append((offset, piece))
+            offset += piece.length
+        return found
+
     def __len__(self) -> int:
         return len(self.segment)
 
@@ -107,11 +115,37 @@ class RowTable:
         """The S rows that a budget may buy: from the frontier on, with a state. `bool [T]`."""
         return ~self.missing & (np.arange(len(self)) >= self.frontier)
 
-    def splice(self, splice: Splice, offset: int) -> RowTable:
-        """Give the table after an edit of the body, whose first row is `offset`."""
-        source = np.concatenate([np.arange(offset), np.where(splice.source < 0, -1, splice.source + offset)])
+    def first(self, count: int) -> RowTable:
+        """Give the table of the first `count` rows."""
+        return self.within(0, count)
+
+    def within(self, start: int, stop: int) -> RowTable:
+        """Give the table of the rows `[start, stop)`."""
+        cut = slice(start, stop)
+        frontier = min(max(self.frontier - start, 0), stop - start)
+        return RowTable(self.segments, self.segment[cut], self.index[cut], self.refreshed[cut], frontier)
+
+    def extended(self, count: int) -> RowTable:
+        """Give the table with `count` missing rows after the others."""
+        none = np.zeros(count, dtype=np.int64)
+        return replace(
+            self,
+            segment=np.concatenate([self.segment, none + MISSING]),
+            index=np.concatenate([self.index, none]),
+            refreshed=np.concatenate([self.refreshed, none.astype(bool)]),
+        )
+
+    def splice(self, splice: Splice, offset: int, body: int) -> RowTable:
+        """Give the table after an edit of the body, `body` rows from row `offset` on.
+
+        Rows after the body stay behind it, and are stale unless the body's ids stayed the same.
+        """
+        after = np.arange(offset + body, len(self))
+        moved = np.where(splice.source < 0, -1, splice.source + offset)
+        source = np.concatenate([np.arange(offset), moved, after])
         none = source < 0
-        first_changed = offset + splice.unchanged
+        same = splice.unchanged == body == len(splice.source)
+        first_changed = len(source) if same else offset + splice.unchanged
         refreshed = self.refreshed[source] & ~none & (np.arange(len(source)) < first_changed)
         return replace(
             self,

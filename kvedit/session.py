@@ -5,229 +5,266 @@ Loads no torch until something is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import shlex
+from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from kvedit.document import Document, Edit, LineRange, Source
-from kvedit.errors import SessionError, UsageError
-from kvedit.prompt import Prompt
-from kvedit.reports import Answer, Removal, Status
-from kvedit.rows import RowTable
+from kvedit import edits
+from kvedit.document import Document, Edit, LineRange
+from kvedit.errors import UsageError
+from kvedit.present import Present
+from kvedit.reports import Answer, Change, Explanation, Healed, Purge, Status, Token, Verification
+from kvedit.script import script
 from kvedit.select import Budget
-from kvedit.store import Manifest, ModelRecord, Revision, Store, splice_text
-from kvedit.timing import Timings, now
-from kvedit.tokenizer import Tokenizer
-from kvedit.tokens import Splice, Tokens
+from kvedit.store import Entry, Home, ModelRecord
+from kvedit.timing import Timings, clock, now
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvedit.cache import States
     from kvedit.model import Model
 
-IntArray = npt.NDArray[np.int64]
+DEFAULT_MODEL = "smollm2-135m"
+_KEEP_ROWS = 1024  # rows that healing computes at most before it keeps them
+_PIECE_S = 0.5  # what a piece of healing takes: how soon it can be interrupted
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
+Lines = str | LineRange
+"""Lines as `40-60`, or as a `LineRange`."""
 
 
-class Session:
-    """A document in a model's cache.
+class Session(Present):
+    """A document in a model's cache, with its past. Every verb of the command line is a method.
 
-    Attributes:
-        store: Its files.
-        manifest: What was fixed at load.
-        revision: The present state.
-        document: The present text.
-        tokenizer: The tokenizer that encoded it.
-        tokens: Its tokens.
-        rows: Where each row lives.
-        model: The model, once it is at hand.
-        segments: Raw keys and values `[L, H, N, D]` by segment, once read.
+    A method that writes takes the session's lock and first reads what another process has
+    changed meanwhile; it raises `LockedError` where another process is writing.
     """
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
-        self.store = store
-        self.manifest = manifest
-        self.tokenizer = Tokenizer(store.read_tokenizer(manifest.tokenizer))
-        self.revision = store.read_revision(manifest.revision)
-        self.document = Document(store.read_text(self.revision.text))
-        self.tokens: Tokens = self.tokenizer.encode_text(self.document.text)
-        self.rows = RowTable.from_pieces(self.revision.rows, self.revision.frontier)
-        expected = len(manifest.head_ids) + len(self.tokens)
-        if len(self.rows) != expected:
-            raise SessionError(
-                f"The session is damaged: it has {len(self.rows)} rows for {expected} tokens.",
-                "Load the document again with `kvedit load FILE --force`.",
-            )
-        self.model: Model | None = None
-        self.segments: dict[str, tuple[Tensor, Tensor]] = {}
-        self._segment_ids: dict[str, npt.NDArray[np.int32]] = {}
-
-    @property
-    def ids(self) -> IntArray:
-        """Ids of all rows: head and document. `int64 [T]`."""
-        return np.concatenate([np.array(self.manifest.head_ids, dtype=np.int64), self.tokens.ids])
-
-    @property
-    def prompt(self) -> Prompt:
-        """The layout that was fixed at load."""
-        kept = self.manifest
-        return Prompt(kept.head_ids, kept.before_question, kept.after_question)
-
-    @property
-    def replay_s(self) -> float:
-        """Estimated time of recomputing every row from the frontier on."""
-        return (len(self.rows) - self.rows.frontier) / self.manifest.prefill_tokens_per_s
-
     @classmethod
-    def open(cls, store: Store) -> Session:
-        """Open a session without its model; raises `SessionError` when it is missing or damaged."""
-        return cls(store, store.read_manifest())
+    def open(cls, name: str | None = None, *, home: Path | None = None) -> Session:
+        """Open a session, without its model.
+
+        Args:
+            name: The session's; the current one if not given.
+            home: Folder of the sessions; `KVEDIT_HOME` or `.kvedit` if not given.
+
+        Raises:
+            SessionError: It is missing or damaged.
+        """
+        place = Home.default() if home is None else Home(home)
+        return cls(place.current() if name is None else place.store(name))
 
     @classmethod
     def load(
         cls,
-        store: Store,
-        text: str,
-        source: Source,
-        model: Model,
-        model_record: ModelRecord,
+        document: Document | str | Path,
         *,
+        model: Model | str = DEFAULT_MODEL,
+        name: str = "document",
+        home: Path | None = None,
         system: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        force: bool = False,
         timings: Timings | None = None,
         progress: Progress = lambda done, total: None,
+        report: Callable[[str], None] = lambda text: None,
     ) -> Session:
-        """Prefill a document into a new session, in place of the one in `store` if there is one.
+        """Prefill a document into a new session, which becomes the current one.
 
-        The caller holds the store's lock. Until the last step the old session stays as it was.
+        Until the last step a session of that name stays as it was.
+
+        Args:
+            document: A document, or the path of a file.
+            model: Alias, folder, `.gguf` file or hub id; or a model that is open already.
+            name: Of the session.
+            home: Folder of the sessions; `KVEDIT_HOME` or `.kvedit` if not given.
+            system: System text of the prompt.
+            device: `auto`, `cpu`, `cuda` or `mps`.
+            dtype: `auto`, `float32`, `bfloat16` or `float16`.
+            force: Replace a session of that name.
+            timings: Gets the phases `load`, `prefill` and `save`.
+            progress: Called with rows done and rows in all.
+            report: Gets what is being done to find the model.
 
         Raises:
-            ModelError: The model's own forward pass differs from kvedit's.
+            UsageError: The file is no text, or there is a session of that name.
+            ModelError: The model cannot be had or is not supported.
             ContextError: The document is longer than the model's context.
+            LockedError: Another process is changing a session of that name.
         """
-        from kvedit.load import prefill_document
+        document = document if isinstance(document, Document) else Document.read(document)
+        place = Home.default() if home is None else Home(home)
+        store, timings = place.store(name), timings or Timings()
 
-        manifest = prefill_document(
-            store, text, source, model, model_record, system, timings or Timings(), progress
+        def check_new() -> None:
+            if store.exists() and not force:
+                raise UsageError(
+                    f"There is a session '{store.name}' already.",
+                    "Give --force to replace it, or --session NAME for another name.",
+                )
+
+        check_new()
+        start = clock()
+        from kvedit.load import prefill_document
+        from kvedit.model import Model
+        from kvedit.model.resolve import resolve
+
+        if isinstance(model, Model):
+            called, directory = str(model.directory), model.directory
+        else:
+            directory, called = resolve(model, report), model
+            model = Model.open(directory, device=device, dtype=dtype)
+        timings.add("load", clock() - start)
+        directory = directory.resolve()
+        record = ModelRecord(
+            name=str(directory) if Path(called).resolve() == directory else called,
+            directory=str(directory),
+            dtype=model.dtype_name,
+            device=device,
+            context_length=model.context_length,
+            parts=model.parts,
         )
-        session = cls(store, manifest)
-        session.model = model
+        with store.lock("load", now()):
+            check_new()
+            prefill_document(store, document, model, record, system, timings, progress)
+            place.keep_out_of_version_control()
+            session = cls(store)
+        session.use_model(model)
         return session
 
-    def delete(self, ranges: Sequence[LineRange]) -> Removal:
+    def delete(self, *ranges: Lines) -> Change:
         """Delete lines; every range counts the lines before the command. Nothing is computed.
 
-        The caller holds the store's lock.
-
         Raises:
-            UsageError: A range lies outside the document.
+            UsageError: A range lies outside the document, or there is none.
         """
         if not ranges:
             raise UsageError("No lines were named.", "Give --lines A-B, for example --lines 40-60.")
-        edits = self.document.deletions(ranges)
-        removed = sum(self.document.text.count("\n", edit.start, edit.stop) for edit in edits)
-        if edits[-1].stop == len(self.document.text) and not self.document.text.endswith("\n"):
-            removed += 1
-        before, written = len(self.tokens), self.store.written_bytes
-        command = "delete " + " ".join(f"--lines {lines}" for lines in ranges)
-        self._edit(edits, command)
-        return Removal(
-            lines=removed,
-            tokens=before - len(self.tokens),
-            missing=int(self.rows.missing.sum()),
-            stale=int(self.rows.stale.sum()),
-            suffix=int(self.rows.suffix.sum()),
-            replay_s=self.replay_s,
-            written_bytes=self.store.written_bytes - written,
-        )
+        found = [_lines(part) for part in ranges]
+        command = "delete " + " ".join(f"--lines {part}" for part in found)
+        return self._change(lambda document: document.deletions(found), command)
 
-    def _edit(self, edits: list[Edit], command: str) -> None:
-        document = self.document.apply(edits)
-        tokens = self.tokenizer.encode_text(document.text)
-        splice = Splice.align(self.tokens, tokens, edits, len(self.document.text))
-        rows = self.rows.splice(splice, len(self.manifest.head_ids))
-        inserted = [self.store.write_text(edit.text) if edit.text else "" for edit in edits]
-        text = splice_text(self.revision.text, edits, inserted)
-        revision = replace(self.revision, command=command, edits=self.revision.edits + 1, text=text)
-        self._commit(revision, rows)
-        self.document, self.tokens = document, tokens
+    def insert(self, text: str, *, after: int, exact: bool = False) -> Change:
+        """Insert lines after line `after`; 0 is the top. They are missing until something needs them.
 
-    def _commit(self, revision: Revision, rows: RowTable) -> None:
-        """Write a revision after the present one, and make it the present one."""
-        revision = replace(
-            revision,
-            number=self.revision.number + 1,
-            parent=self.manifest.revision,
-            created=now(),
-            rows=tuple(rows.pieces()),
-            frontier=rows.frontier,
-        )
-        manifest = replace(self.manifest, revision=self.store.write_revision(revision))
-        self.store.write_manifest(manifest)
-        self.manifest, self.revision, self.rows = manifest, revision, rows
-
-    def status(self) -> Status:
-        """Say what the session holds."""
-        rows = self.rows
-        stale, missing, suffix = (int(part.sum()) for part in (rows.stale, rows.missing, rows.suffix))
-        return Status(
-            name=self.store.name,
-            model=self.manifest.model.name,
-            dtype=self.manifest.model.dtype,
-            context_length=self.manifest.model.context_length,
-            lines=self.document.line_count,
-            tokens=len(rows),
-            suffix=suffix,
-            frontier=rows.frontier,
-            exact=rows.frontier,
-            refreshed=suffix - stale,
-            stale=stale,
-            missing=missing,
-            size_bytes=self.store.size_bytes(),
-            edits=self.revision.edits,
-            created=self.manifest.created,
-        )
-
-    def use_model(self, model: Model) -> None:
-        """Give the session the model that computed its rows.
+        Args:
+            text: The lines; they get the document's line endings, the last one too.
+            after: Line that stays before them.
+            exact: Take the characters as they are, with no line ending of their own.
 
         Raises:
-            SessionError: It is another model; names the part that differs.
+            UsageError: There is no such line, or no text.
         """
-        for part, recorded in self.manifest.model.parts.items():
-            if model.parts.get(part) != recorded:
-                raise SessionError(
-                    f"The session was computed by another model: the {part.replace('_', ' ')} differs.",
-                    f"Use the model '{self.manifest.model.name}' as it was, or load the document "
-                    "again with `kvedit load FILE --force`.",
-                )
-        self.model = model
+        command = f"insert --after {after} {_text(text, exact)}"
+        return self._change(lambda document: edits.insertion(document, after, text, exact=exact), command)
 
-    def read_segments(self) -> None:
-        """Read and verify the segments that the present rows live in.
+    def append(self, text: str, *, exact: bool = False) -> Change:
+        """Insert lines after the last one; see `insert`."""
+        return self._change(
+            lambda document: edits.insertion(document, document.line_count, text, exact=exact),
+            f"append {_text(text, exact)}",
+        )
+
+    def replace(self, lines: Lines, text: str, *, exact: bool = False) -> Change:
+        """Put other lines in the place of some; see `insert`.
 
         Raises:
-            SessionError: One is missing or damaged, or holds other tokens than the document.
+            UsageError: The range lies outside the document.
         """
-        ids = self.ids
-        row = 0
-        for piece in self.rows.pieces():
-            if piece.segment is not None:
-                if piece.segment not in self.segments:
-                    tensors = self.store.read_segment(piece.segment)
-                    self.segments[piece.segment] = (tensors["keys"], tensors["values"])
-                    self._segment_ids[piece.segment] = tensors["ids"].numpy()
-                held = self._segment_ids[piece.segment][piece.start : piece.start + piece.length]
-                if not np.array_equal(held, ids[row : row + piece.length]):
-                    raise SessionError(
-                        f"The session is damaged: segment {piece.segment} holds the wrong tokens.",
-                        "Load the document again with `kvedit load FILE --force`.",
-                    )
-            row += piece.length
+        part = _lines(lines)
+        command = f"replace --lines {part} {_text(text, exact)}"
+        return self._change(lambda document: edits.replacement(document, part, text, exact=exact), command)
+
+    def move(self, lines: Lines, *, after: int) -> Change:
+        """Move lines to stand after line `after`. Their rows keep their states, and are stale.
+
+        Raises:
+            UsageError: The range or the line lies outside the document, or the one in the other.
+        """
+        part = _lines(lines)
+        command = f"move --lines {part} --after {after}"
+        return self._change(lambda document: edits.movement(document, part, after), command)
+
+    def rewrite(self, text: str, command: str = "edit") -> Change:
+        """Make the document read `text`, by the difference of their lines."""
+        return self._change(lambda document: edits.difference(document.text, text), command)
+
+    def sync(self) -> Change:
+        """Take over what has changed in the file that the session was loaded from.
+
+        Raises:
+            UsageError: There is no such file, or it is no text.
+        """
+        return self.rewrite(self.source_document().text, "sync")
+
+    def source_document(self) -> Document:
+        """Read the file that the session was loaded from, as it is now; raises as `sync` does."""
+        path = self.manifest.source
+        if path == "-":
+            raise UsageError(
+                "The session was loaded from standard input, not from a file.",
+                "Use `kvedit edit`, or load a file.",
+            )
+        return Document.read(path)
+
+    def undo(self, count: int = 1) -> Change:
+        """Take back edits: the text and the rows are again as they were. Nothing is computed.
+
+        Raises:
+            UsageError: There are not so many edits.
+        """
+        return self._travel("undo", count)
+
+    def redo(self, count: int = 1) -> Change:
+        """Make edits again that were taken back; raises as `undo` does."""
+        return self._travel("redo", count)
+
+    def checkout(self, revision: int) -> Change:
+        """Make any revision of the log the present one.
+
+        Raises:
+            UsageError: There is none of that number.
+        """
+        with self.writing("checkout"):
+            self._check_revision(revision)
+            before = self._measures()
+            self.go_to(revision, ())
+            return self._report(f"checkout {revision}", before, ())
+
+    def log(self, *, everything: bool = False) -> list[Entry]:
+        """Give the revisions that led to the present one, the latest first; or all there are."""
+        if everything:
+            return [self.journal.entry(number) for number in reversed(range(len(self.journal)))]
+        found: list[Entry] = []
+        at: int | None = self.revision.entry.number
+        while at is not None:
+            found.append(self.journal.entry(at))
+            at = found[-1].parent
+        return found
+
+    def script(self) -> str:
+        """Give the commands that rebuild the present session from its document."""
+        past = self.log()[::-1]
+        texts = [self.journal.revision(entry.number).text for entry in past]
+        return script(self.manifest, past, texts)
+
+    def export(self) -> bytes:
+        """Give the text as it is now, with encoding, line endings and byte order mark as they came."""
+        return self.document.encode()
+
+    def text_of(self, revision: int) -> str:
+        """Give the text at a revision; raises `UsageError` when there is none of that number."""
+        self._check_revision(revision)
+        return self.journal.revision(revision).text
+
+    def forget(self) -> int:
+        """Drop the conversation from the context; give its tokens. Earlier revisions still hold it."""
+        with self.writing("forget"):
+            dropped = len(self.revision.turns)
+            if dropped:
+                self.commit("forget", self.rows.first(self.document_rows), turns=())
+            return dropped
 
     def ask(
         self,
@@ -240,25 +277,27 @@ class Session:
         temperature: float = 0.0,
         seed: int = 0,
         keep: bool = True,
+        chat: bool = False,
         timings: Timings | None = None,
         on_text: Callable[[str], None] = lambda text: None,
         on_phase: Callable[[str], None] = lambda name: None,
     ) -> Answer:
-        """Repair the cache on a budget and answer. Needs `use_model` before.
+        """Repair the cache on a budget and answer.
 
-        The document, its ids and its exact rows stay as they are; the question's and the
-        answer's rows never enter the store. With `keep` the caller holds the store's lock.
+        The document, its ids and its exact rows stay as they are. The rows of question and answer
+        enter the store only in a conversation. An interrupt while it answers ends the answer.
 
         Args:
             question: The user's words.
             budget: How many rows may be refreshed; 5 %, but at least 64, if not given.
-            policy: Name in `kvedit.policies.POLICIES`.
+            policy: Name in `kvedit.POLICIES`.
             executor: `auto`, `packed`, `interval` or `direct`.
             max_new_tokens: Ids in the answer at most; what is left of the context, up to
                 256, if not given.
             temperature: 0 takes the likeliest id.
             seed: For sampling and for policies that draw.
             keep: Keep refreshed rows in the session.
+            chat: See the conversation, and go on with it.
             timings: Where to put the phases, if some were measured before.
             on_text: Gets the answer's text as it comes.
             on_phase: Gets the name of each phase as it begins.
@@ -266,44 +305,257 @@ class Session:
         Raises:
             UsageError: A policy, an executor or a number that has no meaning.
             ContextError: Document, question and answer do not fit the context.
-            SessionError: A segment is damaged.
+            SessionError: A segment is damaged, or the model is another one.
         """
-        from kvedit.ask import Asking
-
-        asking = Asking(self, timings or Timings(), on_phase)
-        return asking.run(
+        answering = self.stream(
             question,
-            budget or Budget.default(),
-            policy,
-            executor,
-            max_new_tokens,
-            temperature,
-            seed,
-            keep,
-            on_text,
+            budget=budget,
+            policy=policy,
+            executor=executor,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+            keep=keep,
+            chat=chat,
+            timings=timings,
+            on_phase=on_phase,
+        )
+        try:
+            token = next(answering)
+            while True:
+                try:
+                    on_text(token.text)
+                except KeyboardInterrupt as interrupt:
+                    token = answering.throw(interrupt)
+                else:
+                    token = next(answering)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+
+    def stream(
+        self,
+        question: str,
+        *,
+        budget: Budget | None = None,
+        policy: str = "sur",
+        executor: str = "auto",
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+        keep: bool = True,
+        chat: bool = False,
+        timings: Timings | None = None,
+        on_phase: Callable[[str], None] = lambda name: None,
+    ) -> Generator[Token, None, Answer]:
+        """Answer as `ask` does, token by token; the generator's value is the `Answer`.
+
+        Rows are kept when the last token was taken; a generator that is closed before keeps none.
+        """
+        from kvedit.ask import Asking, Options
+
+        chosen = budget or Budget.default()
+        options = Options(chosen, policy, executor, max_new_tokens, temperature, seed, keep, chat)
+        options.check()
+        with self.writing("ask") if keep else nullcontext():
+            asking = Asking(self, options, timings or Timings(), on_phase)
+            return (yield from asking.tokens(question))
+
+    def explain(
+        self,
+        question: str,
+        *,
+        budget: Budget | None = None,
+        policy: str = "sur",
+        seed: int = 0,
+        chat: bool = False,
+    ) -> Explanation:
+        """Say which rows `ask` would refresh, and why, without computing them."""
+        from kvedit.ask import Asking, Options
+
+        options = Options(budget or Budget.default(), policy, seed=seed, chat=chat)
+        return Asking(self, options, Timings(), lambda name: None).explain(question)
+
+    def heal(self, *, budget: Budget | None = None, progress: Progress = lambda done, total: None) -> Healed:
+        """Recompute rows from the frontier onward, so that they become exact.
+
+        An interrupt stops it, and what was computed until then is kept.
+
+        Args:
+            budget: How many, of the rows that are not exact; all of them if not given.
+            progress: Called with rows done and rows to do.
+        """
+        from kvedit.heal import Healing
+
+        start, finished = clock(), "done"
+        with self.writing("heal"):
+            healing = Healing(self)
+            first = healing.frontier
+            goal = (budget or Budget.full()).resolve(healing.left)
+            try:
+                while healing.frontier - first < goal:
+                    done = healing.frontier - first
+                    healing.step(min(goal - done, _KEEP_ROWS - healing.unkept), _PIECE_S)
+                    progress(healing.frontier - first, goal)
+                    if healing.unkept >= _KEEP_ROWS:
+                        healing.keep()
+            except KeyboardInterrupt:
+                finished = "interrupted"
+            healing.keep()
+            if finished == "done" and healing.left:
+                finished = "budget"
+            return Healed(
+                healing.frontier - first, healing.frontier, len(self.rows), clock() - start, finished
+            )
+
+    def verify(
+        self,
+        question: str | None = None,
+        *,
+        budget: Budget | None = None,
+        policy: str = "sur",
+        max_new_tokens: int = 64,
+        chat: bool = False,
+        progress: Progress = lambda done, total: None,
+    ) -> Verification:
+        """Compare the working cache with a clean prefill. Nothing is kept.
+
+        Args:
+            question: Compare the answers to it too.
+            budget: Rows to refresh for the question before comparing; none if not given.
+            policy: What chooses them.
+            max_new_tokens: Ids in either answer at most.
+            chat: See the conversation.
+            progress: Called with rows of the clean prefill done and rows in all.
+
+        Raises:
+            ContextError: The question does not fit the context.
+        """
+        from kvedit.ask import Options
+        from kvedit.verify import verify
+
+        options = Options(budget or Budget.parse("0"), policy, chat=chat or question is None)
+        options.check()
+        return verify(self, question, options, max_new_tokens, progress)
+
+    def purge(self, *, progress: Progress = lambda done, total: None) -> Purge:
+        """Prefill the present text from nothing, and drop all that the session held before.
+
+        Afterwards no file of the session holds anything of an older text, of a question or of an
+        answer; the conversation is dropped too.
+
+        Args:
+            progress: Called with rows done and rows in all.
+        """
+        from kvedit.load import prefill_again
+
+        start = clock()
+        with self.writing("purge"):
+            before, revisions = self.store.size_bytes(), len(self.journal)
+            model, written = self.model, self.store.written_bytes
+            prefill_again(self.store, self.manifest, self.document, model, Timings(), progress)
+            self._read()
+            self.read_segments()
+            size, written = self.store.size_bytes(), self.store.written_bytes - written
+            return Purge(len(self.rows), revisions, max(0, before + written - size), size, clock() - start)
+
+    def status(self) -> Status:
+        """Say what the session holds."""
+        rows, kept = self.rows, self.manifest
+        stale, missing, suffix = (int(part.sum()) for part in (rows.stale, rows.missing, rows.suffix))
+        return Status(
+            name=self.store.name,
+            model=kept.model.name,
+            dtype=kept.model.dtype,
+            context_length=kept.model.context_length,
+            source=kept.source,
+            lines=self.document.line_count,
+            tokens=len(rows),
+            conversation=len(self.revision.turns),
+            suffix=suffix,
+            frontier=rows.frontier,
+            exact=rows.frontier,
+            refreshed=suffix - stale,
+            stale=stale,
+            missing=missing,
+            size_bytes=self.store.size_bytes(),
+            edits=self.revision.entry.edits,
+            undone=len(kept.undone),
+            revision=self.revision.entry.number,
+            created=kept.created,
         )
 
-    def keep(self, parts: list[States]) -> None:
-        """Keep recomputed rows, in a revision of the same text."""
-        from kvedit.load import keep_states
+    def _check_revision(self, number: int) -> None:
+        if not 0 <= number < len(self.journal):
+            raise UsageError(
+                f"There is no revision {number}; the log has 0 to {len(self.journal) - 1}.",
+                "Run `kvedit log --all` to see them.",
+            )
 
-        rows = self.rows
-        for states in _merged(parts):
-            rows = keep_states(self.store, rows, states, self.ids)
-        self._commit(replace(self.revision, command="ask"), rows)
+    def _change(self, plan: Callable[[Document], Sequence[Edit]], command: str) -> Change:
+        """Plan edits on the document as it is now, and make them."""
+        with self.writing(command.partition(" ")[0]):
+            before, planned = self._measures(), tuple(plan(self.document))
+            if planned:
+                self.edit(planned, command)
+            return self._report(command if planned else "", before, planned)
+
+    def _travel(self, verb: str, count: int) -> Change:
+        """Undo or redo edits: go to the best revision of another text."""
+        if count < 1:
+            raise UsageError(f"{count} edits cannot be taken.", f"Run `kvedit {verb} 1`, or more.")
+        with self.writing(verb):
+            before = self._measures()
+            undone, state = list(self.manifest.undone), self.revision.entry.state
+            for step in range(count):
+                parent = self.journal.entry(state).parent
+                if (parent is None) if verb == "undo" else (not undone):
+                    there = f"only {step}" if step else "nothing"
+                    raise UsageError(
+                        f"There is {there} to {verb}.", "Run `kvedit log` to see the edits of the session."
+                    )
+                if verb == "redo":
+                    state = undone.pop()
+                elif parent is not None:
+                    undone.append(state)
+                    state = self.journal.entry(parent).state
+            self.go_to(self._best(state), tuple(undone))
+            return self._report(f"{verb} {count}" if count > 1 else verb, before, ())
+
+    def _best(self, state: int) -> int:
+        """Give the revision of a text with the most exact rows, the latest of several."""
+        entries = (self.journal.entry(number) for number in range(state, len(self.journal)))
+        return max((entry.frontier, entry.number) for entry in entries if entry.state == state)[1]
+
+    def _measures(self) -> tuple[Document, int, int]:
+        return self.document, len(self.rows), self.store.written_bytes
+
+    def _report(self, command: str, before: tuple[Document, int, int], changes: Sequence[Edit]) -> Change:
+        document, tokens, written = before
+        if not changes:  # of an undo: what a difference would say
+            changes = edits.difference(document.text, self.document.text)
+        removed, added = edits.line_counts(document, self.document, changes)
+        return Change(
+            command=command,
+            revision=self.revision.entry.number,
+            removed_lines=removed,
+            added_lines=added,
+            token_change=len(self.rows) - tokens,
+            lines=self.document.line_count,
+            tokens=len(self.rows),
+            missing=int(self.rows.missing.sum()),
+            stale=int(self.rows.stale.sum()),
+            suffix=int(self.rows.suffix.sum()),
+            replay_s=self.replay_s,
+            written_bytes=self.store.written_bytes - written,
+        )
 
 
-def _merged(parts: list[States]) -> list[States]:
-    """Join small parts, so that many short runs do not become many small segments."""
-    from kvedit.cache import States
-    from kvedit.model import CHUNK_ROWS
+def _lines(part: Lines) -> LineRange:
+    return part if isinstance(part, LineRange) else LineRange.parse(part)
 
-    groups: list[list[States]] = []
-    size = CHUNK_ROWS
-    for part in parts:
-        if size + len(part.rows) > CHUNK_ROWS:
-            groups.append([])
-            size = 0
-        groups[-1].append(part)
-        size += len(part.rows)
-    return [States.concatenate(group) for group in groups]
+
+def _text(text: str, exact: bool) -> str:
+    """Write a text as the argument that gives it; the log cuts it short."""
+    quoted = shlex.quote(edits.escape(text))
+    return f"--exact -- {quoted}" if exact else f"-- {quoted}" if text.startswith("-") else quoted

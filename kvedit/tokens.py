@@ -60,7 +60,7 @@ class Splice:
             length: Characters in the text before.
         """
         source = np.full(len(new), -1, dtype=np.int64)
-        for old_start, new_start, size in kept_spans(edits, length):
+        for old_start, new_start, size in kept_spans(edits, length):  # moved ones too
             _match_span(old, new, source, old_start, new_start, size)
         shared = min(len(old), len(new))
         differs = np.flatnonzero(old.ids[:shared] != new.ids[:shared])

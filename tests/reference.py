@@ -9,28 +9,25 @@ import numpy as np
 import torch
 
 from kvedit.cache import KVCache, States
-from kvedit.document import Source
+from kvedit.document import Document
 from kvedit.model import Model
-from kvedit.refresh import prefill_, shift_
+from kvedit.refresh import prefill_
 from kvedit.session import Session
-from kvedit.store import Home, ModelRecord
+from kvedit.working import WorkingCache
 
 
 def load_session(home: Path, model: Model, text: str, name: str = "document") -> Session:
     """Load a text with a model that is open already."""
-    record = ModelRecord("tiny", str(home), model.dtype_name, "cpu", model.context_length, model.parts)
-    store = Home(home).store(name)
-    with store.lock("load", "now"):
-        return Session.load(store, text, Source("-"), model, record)
+    return Session.load(Document(text), model=model, name=name, home=home, force=True)
 
 
 def working_cache(session: Session) -> KVCache:
-    """The cache as `ask` sees it after the shift."""
-    assert session.model is not None
+    """The cache as a new process sees it after the shift."""
     session.read_segments()
-    cache = session.model.new_cache(len(session.rows))
-    shift_(session.model, cache, session.rows.pieces(), session.segments)
-    return cache
+    working = WorkingCache(session.model)
+    working.reserve(len(session.rows))
+    working.gather_(session.rows, working.differing(session.rows), session.segments)
+    return working.cache
 
 
 def prefill_states(model: Model, ids: Any) -> States:

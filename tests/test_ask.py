@@ -22,7 +22,7 @@ QUESTION = "What is the code of item 7?"
 @pytest.fixture
 def session(llama: Model, home: Path) -> Session:
     session = load_session(home, llama, TEXT)
-    session.delete([LineRange(3, 4)])
+    session.delete(LineRange(3, 4))
     return session
 
 
@@ -72,7 +72,7 @@ def test_an_unedited_document_needs_no_repair(llama: Model, home: Path) -> None:
 
 
 def test_a_document_without_lines_can_still_be_asked(session: Session) -> None:
-    session.delete([LineRange(1, None)])
+    session.delete(LineRange(1, None))
     assert session.document.text == ""
     answer = session.ask(QUESTION, max_new_tokens=2)
     assert answer.tokens == len(session.manifest.head_ids)
@@ -81,7 +81,7 @@ def test_a_document_without_lines_can_still_be_asked(session: Session) -> None:
 def test_the_last_line_gone_leaves_nothing_to_refresh(session: Session) -> None:
     session.ask(QUESTION, budget=Budget.full(), max_new_tokens=1)
     last = session.document.line_count
-    removal = session.delete([LineRange(last, last)])
+    removal = session.delete(LineRange(last, last))
     assert removal.suffix == 0
     assert session.ask(QUESTION, max_new_tokens=2).refreshed == 0
 

@@ -21,9 +21,13 @@ from kvedit.store import Home
 
 LINES = [f"Line {number}: the fees of item {number} are {number * 37}." for number in range(1, 25)]
 TEXT = "\n".join(LINES) + "\n"
-STATUS = "name model dtype context_length lines tokens suffix frontier exact refreshed stale missing "
+STATUS = "name model dtype context_length source conversation undone revision lines tokens suffix"
+STATUS += " frontier exact refreshed stale missing "
 STATUS = f"{STATUS} size_bytes edits created schema_version".split()
-REMOVAL = {"schema_version", "lines", "tokens", "missing", "stale", "suffix", "replay_s", "written_bytes"}
+CHANGE = set(
+    "schema_version command revision removed_lines added_lines token_change lines tokens missing stale "
+    "suffix replay_s written_bytes".split()
+)
 ANSWER = "question answer answer_ids finish_reason policy executor seed temperature budget rows runs kept "
 ANSWER += "timings total_s first_token_s repair_s replay_estimate_s replay_ratio schema_version"
 
@@ -83,14 +87,14 @@ def test_a_document_is_loaded_edited_shown_and_asked(home, folders):
     assert set(loaded) == {*STATUS, "seconds", "prefill_tokens_per_s"}
     assert (loaded["exact"], loaded["lines"], loaded["suffix"]) == (loaded["tokens"], 24, 0)
     deleted = parsed("delete", "--lines", "7,9-10", "-l", "10-")
-    assert set(deleted) == REMOVAL
-    assert (deleted["lines"], deleted["suffix"] > 0) == (17, True)
+    assert set(deleted) == CHANGE
+    assert (deleted["removed_lines"], deleted["added_lines"], deleted["suffix"] > 0) == (17, 0, True)
     left = list(enumerate([*LINES[:6], LINES[7]], start=1))
     assert [(line["number"], line["text"]) for line in parsed("show")["lines"]] == left
     assert kvedit("show", "-l", "7").stdout == f"7  {LINES[7]}\n"
     held = parsed("status")
     assert set(held) == set(STATUS)
-    assert held["tokens"] == loaded["tokens"] - deleted["tokens"]
+    assert held["tokens"] == loaded["tokens"] + deleted["token_change"] == deleted["tokens"]
     assert held["exact"] + held["refreshed"] + held["stale"] + held["missing"] == held["tokens"]
     answer = parsed("ask", "What are the fees?", "--budget", "20%", "--max-new-tokens", "4")
     assert set(answer) == set(ANSWER.split())
@@ -258,7 +262,7 @@ atexit.register(lambda: print([name for name in ("torch", "transformers") if nam
 
 
 def test_importing_reading_and_editing_load_no_torch(contract):
-    assert in_a_process("-c", f"{ENDING}\nimport kvedit.cli.app, kvedit.cli.verbs").stdout == b"[]\n"
+    assert in_a_process("-c", f"{ENDING}\nimport kvedit.cli.app, kvedit.session").stdout == b"[]\n"
     for line in ("delete --lines 1", "show --lines 2", "status", "status --json", "ask Who? --budget x"):
         done = in_a_process("-c", f"{ENDING}\nmain()", *line.split())
         assert done.stdout.endswith(b"[]\n"), done

@@ -26,7 +26,7 @@ def session(default_model: Model, home: Path) -> Session:
     """The first 45 lines of the contract, three of them deleted."""
     text = "".join(CONTRACT.read_text(encoding="utf-8").splitlines(keepends=True)[:45])
     session = load_session(home, default_model, text)
-    session.delete([LineRange(9, 10), LineRange(15, 15)])
+    session.delete(LineRange(9, 10), LineRange(15, 15))
     return session
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 import textwrap
@@ -50,6 +51,15 @@ def test_the_changelog_names_the_version() -> None:
     assert re.findall(r"^## \[(\d.*?)\]", read("CHANGELOG.md"), re.MULTILINE)[0] == __version__
 
 
+def test_the_page_of_commands_is_what_the_commands_say() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec
+    assert spec.loader
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert generate.page() == read("docs/cli.md"), "run: python docs/generate.py"
+
+
 @pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)
 def test_links_within_the_docs_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8")):
@@ -74,11 +84,11 @@ def test_every_policy_is_in_help_and_docs_and_spends_its_budget(name: str, llama
     assert name in policy.help
     assert f"`{name}`" in read("docs/policies.md")
     session = load_session(home, llama, TEXT)
-    session.delete([LineRange(2, 2)])
+    session.delete(LineRange(2, 2))
     answer = session.ask("What is the code?", policy=name, budget=Budget.parse("20%"), max_new_tokens=1)
     assert answer.refreshed == answer.budget_rows > 0
     again = load_session(home / "again", llama, TEXT)
-    again.delete([LineRange(2, 2)])
+    again.delete(LineRange(2, 2))
     again.ask("What is the code?", policy=name, budget=Budget.parse("20%"), max_new_tokens=1)
     assert again.rows.pieces() == session.rows.pieces()  # equal inputs, equal support
 
@@ -89,7 +99,7 @@ def test_the_example_of_a_policy_works(llama: Model, home: Path, monkeypatch: py
     exec(code("docs/policies.md"), example.__dict__)
     monkeypatch.setitem(POLICIES, "recent", example.Recent)
     session = load_session(home, llama, TEXT)
-    session.delete([LineRange(2, 2)])
+    session.delete(LineRange(2, 2))
     session.ask("When?", policy="recent", budget=Budget.parse("12t"), max_new_tokens=1)
     assert session.rows.refreshed[-8:].all()
 

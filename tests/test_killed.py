@@ -27,7 +27,7 @@ from kvedit.store import Store
 
 SERVER = """
 import json, os, pathlib, signal, sys, traceback
-import kvedit.ask, kvedit.cli.app, kvedit.cli.verbs, kvedit.model.resolve, kvedit.store.segments
+import kvedit.ask, kvedit.cli.app, kvedit.session, kvedit.model.resolve, kvedit.store.segments
 from kvedit.__main__ import main
 
 kvedit.model.Model.open(pathlib.Path(sys.argv[1])).check()  # loads what is loaded on first use
@@ -168,9 +168,10 @@ def held(home: Path) -> tuple[Any, ...] | None:
     store = Store(home / "contract")
     if not store.exists():
         return None
-    session = Session.open(store)
+    session = Session(store)
     session.read_segments()
-    return session.document.text, session.revision.edits, session.revision.rows, session.revision.frontier
+    entry = session.revision.entry
+    return session.document.text, entry.edits, session.revision.rows, entry.frontier
 
 
 def check_next(server: Server, home: Path, states: tuple[Any, Any]) -> None:
@@ -178,7 +179,7 @@ def check_next(server: Server, home: Path, states: tuple[Any, Any]) -> None:
     found = held(home)
     assert found in states
     done = server.run(home, "delete", "--lines", "1", "--json")
-    assert (done.code, json.loads(done.out)["lines"]) == (0, 1), done.err
+    assert (done.code, json.loads(done.out)["removed_lines"]) == (0, 1), done.err
     assert held(home)[0] == found[0].partition("\n")[2]
     assert not list(home.rglob("*.tmp")), "what was left behind is still there"
 

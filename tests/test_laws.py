@@ -38,7 +38,7 @@ def close(left: torch.Tensor, right: torch.Tensor, tolerance: float = 1e-4) -> N
 
 def test_law_1_full_budget_equals_loading_the_edited_file(tiny: Model, home: Path) -> None:
     session = load_session(home, tiny, TEXT)
-    session.delete(lines("3-5", "11", "20-22"))
+    session.delete("3-5", "11", "20-22")
     answer = session.ask(QUESTION, budget=Budget.full(), max_new_tokens=12)
 
     fresh = load_session(home / "fresh", tiny, session.document.text)
@@ -54,8 +54,8 @@ def test_law_1_full_budget_equals_loading_the_edited_file(tiny: Model, home: Pat
 
 def test_law_2_shift_alone_makes_layer_0_exact_and_rotates_bit_for_bit(tiny: Model, home: Path) -> None:
     session = load_session(home, tiny, TEXT)
-    session.delete(lines("2-3"))
-    session.delete(lines("8-9"))  # twice, with no question between
+    session.delete("2-3")
+    session.delete("8-9")  # twice, with no question between
     cache = working_cache(session)
     missing = np.flatnonzero(session.rows.missing)
     list(refresh_(tiny, cache, tiny.to_device(session.ids), missing, "packed"))
@@ -92,7 +92,7 @@ def test_law_2_without_context_every_layer_is_exact_after_a_shift(
     for layer in model.network.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)  # now no layer sees any other row
     session = load_session(home, model, TEXT)
-    session.delete(lines("3-4", "9", "20-25"))
+    session.delete("3-4", "9", "20-25")
     session.ask(QUESTION, budget=Budget.parse("0"), max_new_tokens=1)
     repaired, total = working_cache(session), len(session.rows)
     clean = working_cache(load_session(home / "fresh", model, session.document.text))
@@ -103,7 +103,7 @@ def test_law_2_without_context_every_layer_is_exact_after_a_shift(
 def test_law_3_rows_before_the_frontier_never_change(llama: Model, home: Path) -> None:
     session = load_session(home, llama, TEXT)
     before = working_cache(session)
-    session.delete(lines("12-14"))
+    session.delete("12-14")
     frontier = session.rows.frontier
     assert 0 < frontier < len(session.rows)
     session.ask(QUESTION, budget=Budget.parse("40%"), max_new_tokens=2)
@@ -125,7 +125,7 @@ SUPPORTS = {
 @pytest.mark.parametrize("support", SUPPORTS, ids=str)
 def test_law_4_packed_equals_interval_equals_the_obvious(tiny: Model, home: Path, support: str) -> None:
     session = load_session(home, tiny, TEXT)
-    session.delete(lines("2"))
+    session.delete("2")
     rows = np.array(SUPPORTS[support], dtype=np.int64)
     ids = tiny.to_device(session.ids)
     caches = {}
@@ -160,7 +160,7 @@ def test_law_6_ids_equal_those_of_the_present_text(llama: Model, home: Path) -> 
     generator = np.random.default_rng(3)
     while session.document.line_count > 4:
         first = int(generator.integers(1, session.document.line_count))
-        session.delete(lines(f"{first}-{min(first + 2, session.document.line_count)}"))
+        session.delete(f"{first}-{min(first + 2, session.document.line_count)}")
         assert np.array_equal(session.tokens.ids, llama.tokenizer.encode_text(session.document.text).ids)
         assert len(session.rows) == len(session.ids)
     session.ask(QUESTION, budget=Budget.parse("0"), max_new_tokens=1)
@@ -169,10 +169,10 @@ def test_law_6_ids_equal_those_of_the_present_text(llama: Model, home: Path) -> 
 
 def test_law_7_error_does_not_grow_with_the_number_of_edits(llama: Model, home: Path) -> None:
     at_once = load_session(home / "once", llama, TEXT)
-    at_once.delete(lines("5-24"))
+    at_once.delete("5-24")
     one_by_one = load_session(home / "many", llama, TEXT)
     for _ in range(20):
-        one_by_one.delete(lines("5"))
+        one_by_one.delete("5")
     assert at_once.document.text == one_by_one.document.text
     errors = []
     for session in (at_once, one_by_one):
@@ -187,7 +187,7 @@ def test_law_7_error_does_not_grow_with_the_number_of_edits(llama: Model, home: 
 
 def test_law_8_asking_leaves_document_ids_and_exact_rows(llama: Model, home: Path) -> None:
     session = load_session(home, llama, TEXT)
-    session.delete(lines("9"))
+    session.delete("9")
     text, ids, total = session.document.text, session.ids, len(session.rows)
     first = session.ask(QUESTION, budget=Budget.parse("0"), max_new_tokens=6)
     frontier, before = session.rows.frontier, working_cache(session)
@@ -202,7 +202,7 @@ def test_law_8_asking_leaves_document_ids_and_exact_rows(llama: Model, home: Pat
 
 def test_law_11_counts_add_up_and_come_from_the_work(llama: Model, home: Path) -> None:
     session = load_session(home, llama, TEXT)
-    session.delete(lines("4-6", "13"))
+    session.delete("4-6", "13")
     for budget in ("0", "7t", "5%", "33%", "full", "5%"):
         status = session.status()
         assert status.exact + status.refreshed + status.stale + status.missing == status.tokens
@@ -226,7 +226,7 @@ def test_law_11_counts_add_up_and_come_from_the_work(llama: Model, home: Path) -
 
 def test_budgets_add_up_over_questions(llama: Model, home: Path) -> None:
     session = load_session(home, llama, TEXT)
-    session.delete(lines("4"))
+    session.delete("4")
     suffix = session.status().suffix
     seen = []
     for _ in range(3):
@@ -239,7 +239,7 @@ def test_budgets_add_up_over_questions(llama: Model, home: Path) -> None:
 
 def test_no_keep_leaves_the_session_as_it_was(llama: Model, home: Path) -> None:
     session = load_session(home, llama, TEXT)
-    session.delete(lines("4"))
+    session.delete("4")
     revision = session.manifest.revision
     answer = session.ask(QUESTION, keep=False, max_new_tokens=2)
     assert not answer.kept
@@ -250,7 +250,7 @@ def test_error_falls_with_the_budget(llama: Model, home: Path) -> None:
     errors = []
     for budget in ("0", "25%", "50%", "full"):
         session = load_session(home / budget.strip("%"), llama, TEXT)
-        session.delete(lines("5-9"))
+        session.delete("5-9")
         session.ask(QUESTION, budget=Budget.parse(budget), max_new_tokens=1)
         clean, cache = prefill_states(llama, session.ids), working_cache(session)
         errors.append(float((cache.values[:, :, : len(session.rows)] - clean.values).abs().mean()))

@@ -91,7 +91,7 @@ def test_a_forward_pass_that_no_field_tells_apart_is_caught_by_comparison(tmp_pa
     network = GraniteForCausalLM(config).eval()
     check_layout(network)  # the modules are Llama's; only the arithmetic differs
     tokenizer = tiny_tokenizer()
-    model = Model(network, Tokenizer(tokenizer.backend_tokenizer.to_str()), tokenizer, {})
+    model = Model(tmp_path, network, Tokenizer(tokenizer.backend_tokenizer.to_str()), tokenizer, {})
     with pytest.raises(ModelError, match="forward pass differs"):
         model.check()
 

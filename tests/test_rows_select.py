@@ -79,20 +79,23 @@ def test_every_row_is_exact_refreshed_stale_or_missing_and_only_one_of_them(tabl
 @given(tables(), st.data())
 def test_a_splice_moves_rows_and_makes_what_follows_the_change_stale(table, data):
     offset = data.draw(st.integers(0, min(2, len(table))))
-    body = len(table) - offset
+    body = data.draw(st.integers(0, len(table) - offset))
     kept = sorted(data.draw(st.sets(st.integers(0, max(body - 1, 0)), max_size=body)))
     source = [at for old in kept for at in [-1] * data.draw(st.integers(0, 1)) + [old]]
     unchanged = 0
     while unchanged < len(source) and source[unchanged] == unchanged:
         unchanged += 1
-    after = table.splice(Splice(np.array(source, dtype=np.int64), unchanged), offset)
+    after = table.splice(Splice(np.array(source, dtype=np.int64), unchanged), offset, body)
+    same = unchanged == body == len(source)
     before = unrolled(table.pieces())
     expected = before[:offset]
     for place, old in enumerate(source):
         segment, index, refreshed = before[old + offset] if old >= 0 else (None, 0, False)
         expected.append((segment, index, refreshed and place < unchanged))
+    for segment, index, refreshed in before[offset + body :]:  # a conversation moves along
+        expected.append((segment, index, refreshed and same))
     assert unrolled(after.pieces()) == expected
-    assert after.frontier == min(table.frontier, offset + unchanged)
+    assert after.frontier == (table.frontier if same else min(table.frontier, offset + unchanged))
 
 
 @steady

@@ -1,4 +1,4 @@
-"""What a person sees: messages and tables on stderr, answers and JSON on stdout."""
+"""What a person sees: messages and progress on stderr, answers and JSON on stdout."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
@@ -19,12 +18,12 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.text import Text
 
 from kvedit.errors import KveditError
 
 if TYPE_CHECKING:
-    from kvedit.reports import Answer, Removal, Status
+    from kvedit.reports import Answer, Change, Healed, Purge
 
 PHASES = {
     "load": "load",
@@ -39,10 +38,10 @@ PHASES = {
 
 def console() -> Console:
     """A console on stderr; made anew, so that it sees the stream and the variables of now."""
-    return _plain_or_not(sys.stderr)
+    return plain_or_not(sys.stderr)
 
 
-def _plain_or_not(stream: TextIO) -> Console:
+def plain_or_not(stream: TextIO) -> Console:
     """A console without any styles where NO_COLOR asks for none: bold is an escape code too."""
     return Console(
         file=stream,
@@ -61,9 +60,14 @@ def say(text: str) -> None:
 def out(text: str, end: str = "\n") -> None:
     """Print on stdout what was asked for. A terminal sees control characters as marks."""
     if sys.stdout.isatty():
-        text = "".join(mark if (mark := _mark(char)) else char for char in text)
+        text = visible(text)
     sys.stdout.write(text + end)
     sys.stdout.flush()
+
+
+def visible(text: str) -> str:
+    """Show control characters as marks, so that a text cannot steer the terminal."""
+    return "".join(mark if (mark := _mark(char)) else char for char in text)
 
 
 def _mark(char: str) -> str:
@@ -71,6 +75,26 @@ def _mark(char: str) -> str:
     if char in "\n\t" or (char >= " " and not "\x7f" <= char <= "\x9f"):
         return ""
     return chr(0x2400 + ord(char)) if char < " " else "\ufffd"
+
+
+def out_bytes(data: bytes) -> None:
+    """Write a document's bytes to stdout as they are; a terminal gets them as text."""
+    if sys.stdout.isatty():
+        out(data.decode("utf-8", errors="replace"), end="")
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def out_diff(line: str) -> None:
+    """Print a line of a difference on stdout, coloured on a terminal."""
+    screen = plain_or_not(sys.stdout)
+    if not screen.is_terminal:
+        out(line)
+        return
+    style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+    screen.print(Text(visible(line), style=style or ""), soft_wrap=True)
 
 
 def out_json(record: dict[str, Any]) -> None:
@@ -121,25 +145,45 @@ def repairing() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def prefilling() -> Iterator[Callable[[int, int], None]]:
-    """Show a prefill's progress: rows, tokens a second, time left."""
+def progressing(label: str, unit: str = "tokens") -> Iterator[Callable[[int, int], None]]:
+    """Show how far a long step is: done and in all, speed, time left."""
+    with _bar(label, unit) as update:
+        yield update
+
+
+@contextmanager
+def loading() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
+    """Show that a model is being loaded, and then how far its prefill is."""
+    with ExitStack() as stack, working("Loading the model") as report:
+        bar: list[Callable[[int, int], None]] = []
+
+        def update(done: int, total: int) -> None:
+            if not bar:
+                bar.append(stack.enter_context(_bar("prefill", "tokens")))
+            bar[0](done, total)
+
+        yield report, update
+
+
+@contextmanager
+def _bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     screen = console()
     columns = (
         SpinnerColumn(),
-        TextColumn("prefill"),
+        TextColumn(label),
         BarColumn(bar_width=24),
         TaskProgressColumn(),
-        TextColumn("{task.completed}/{task.total} tokens"),
+        TextColumn(f"{{task.completed}}/{{task.total}} {unit}"),
         TextColumn("{task.fields[speed]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        task = progress.add_task("prefill", total=None, speed="")
+        task = progress.add_task(label, total=None, speed="")
 
         def update(done: int, total: int) -> None:
             speed = progress.tasks[0].speed
             progress.update(
-                task, completed=done, total=total, speed=f"{speed:,.0f} tokens/s" if speed else ""
+                task, completed=done, total=total, speed=f"{speed:,.0f} {unit}/s" if speed else ""
             )
 
         yield update
@@ -154,62 +198,52 @@ def seconds(value: float) -> str:
     return f"{int(value) // 60} min {int(value) % 60} s"
 
 
-def removal_text(removal: Removal) -> str:
-    """Say what a deletion did."""
-    seam = f"; to compute at seams: {_count(removal.missing, 'row')}" if removal.missing else ""
+def change_text(change: Change) -> str:
+    """Say what an edit did."""
+    if not change.command:
+        return "Nothing was changed."
+    verb, removed, added = change.command.partition(" ")[0], change.removed_lines, change.added_lines
+    more = f"{abs(change.token_change):,} {'more' if change.token_change > 0 else 'fewer'}"
+    if verb in ("undo", "redo", "checkout"):
+        what = (
+            f"At revision {change.revision}: {count(change.lines, 'line')}, {count(change.tokens, 'token')}"
+        )
+    elif verb == "move":
+        what = f"Moved {count(added, 'line')}"
+    elif not added and removed:
+        what = f"Deleted {count(removed, 'line')}, {count(abs(change.token_change), 'token')}"
+    elif not removed:
+        what = f"Inserted {count(added, 'line')}, {count(abs(change.token_change), 'token')}"
+    else:
+        what = f"Replaced {count(removed, 'line')} by {added:,}, tokens: {more}"
+    missing = f"; to compute: {count(change.missing, 'row')}" if change.missing else ""
+    left = f"A full replay would take about {seconds(change.replay_s)}."
+    if not change.stale and not change.missing:
+        return f"{what}. Every row is {'exact' if not change.suffix else 'fresh'}."
+    return f"{what}.\nStale now: {count(change.stale, 'row')}{missing}. {left}"
+
+
+def healed_text(healed: Healed) -> str:
+    """Say what healing did."""
+    done = f"Healed {count(healed.rows, 'row')} in {seconds(healed.seconds)}"
+    if healed.frontier == healed.tokens:
+        return f"{done}; all {healed.tokens:,} rows are exact."
+    stop = "Interrupted. " if healed.finished == "interrupted" else ""
+    return f"{stop}{done}; {healed.frontier:,} of {healed.tokens:,} rows are exact."
+
+
+def purge_text(done: Purge) -> str:
+    """Say what a purge did."""
     return (
-        f"Deleted {_count(removal.lines, 'line')}, {_count(removal.tokens, 'token')}.\n"
-        f"Stale now: {_count(removal.stale, 'row')}{seam}. "
-        f"A full replay would take about {seconds(removal.replay_s)}."
+        f"Computed {count(done.tokens, 'row')} anew in {seconds(done.seconds)} and dropped "
+        f"{count(done.revisions, 'revision')}, {size(done.freed_bytes)}.\n"
+        f"The session takes {size(done.size_bytes)}, and every row is exact."
     )
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """Count things: `1 row`, `2,000 rows`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def show_answer(answer: Answer) -> None:
-    """Print the timing breakdown of an answer, and its counts, on stderr."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("phase")
-    for heading in ("time", "tokens", "tokens/s"):
-        table.add_column(heading, justify="right")
-    for name, title in PHASES.items():
-        phase = answer.timings.phases.get(name)
-        if phase is not None:
-            speed = phase.tokens_per_s
-            table.add_row(
-                title,
-                seconds(phase.seconds),
-                "" if phase.tokens is None else f"{phase.tokens:,}",
-                "" if speed is None else f"{speed:,.0f}",
-            )
-    table.add_section()
-    table.add_row("total", seconds(answer.timings.seconds()), style="bold")
-    screen = console()
-    screen.print(table)
-    for line in _counts(answer):
-        screen.print(line, soft_wrap=True)
-
-
-def _counts(answer: Answer) -> list[str]:
-    lines = [
-        f"rows         {answer.missing:,} missing + {answer.refreshed:,} refreshed + "
-        f"{answer.reused:,} reused = {answer.tokens:,}",
-        f"budget       {answer.budget} of {answer.suffix:,} = {answer.budget_rows:,} rows",
-        f"support      {_count(answer.runs, 'run')}, policy {answer.policy}, executor {answer.executor}",
-        f"first token  {seconds(answer.first_token_s)}",
-    ]
-    if answer.replay_s and answer.repair_s:
-        lines.append(
-            f"full replay  about {seconds(answer.replay_s)}, "
-            f"{answer.replay_s / answer.repair_s:.1f} x shift, selection and refresh"
-        )
-    if answer.finish_reason == "interrupted":
-        lines.append("The answer was interrupted.")
-    elif answer.finish_reason == "length":
-        lines.append("The answer was cut at --max-new-tokens.")
-    return lines
 
 
 def answer_json(answer: Answer, question: str) -> dict[str, Any]:
@@ -244,42 +278,6 @@ def answer_json(answer: Answer, question: str) -> dict[str, Any]:
         "replay_estimate_s": answer.replay_s,
         "replay_ratio": answer.replay_s / answer.repair_s if answer.repair_s else None,
     }
-
-
-def show_status(status: Status) -> None:
-    """Print what a session holds, on stdout."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    total = max(status.tokens, 1)
-    shares = ", ".join(
-        f"{count:,} {name} ({100 * count / total:.1f}%)"
-        for name, count in (
-            ("exact", status.exact),
-            ("refreshed", status.refreshed),
-            ("stale", status.stale),
-            ("missing", status.missing),
-        )
-        if count
-    )
-    rows = (
-        ("session", status.name),
-        ("model", f"{status.model}, {status.dtype}"),
-        ("document", f"{_count(status.lines, 'line')}"),
-        ("tokens", f"{status.tokens:,} of {status.context_length:,}"),
-        ("rows", shares),
-        ("frontier", f"{status.frontier:,}; S = {status.suffix:,} after it"),
-        ("on disk", size(status.size_bytes)),
-        ("edits", f"{status.edits:,} since load, {status.created[:19]}Z"),
-    )
-    for name, value in rows:
-        table.add_row(name, value)
-    _plain_or_not(sys.stdout).print(table)
-
-
-def status_json(status: Status) -> dict[str, Any]:
-    """Give a status as a record."""
-    return asdict(status)
 
 
 def size(count: int) -> str:

@@ -64,6 +64,7 @@ class Model:
     """A checkpoint in memory, ready to walk.
 
     Attributes:
+        directory: Where it was read from.
         layers, heads, width: L, H (KV heads) and D of its cache.
         groups: Query heads for each KV head.
         context_length: Positions that it was made for.
@@ -72,9 +73,12 @@ class Model:
         parts: Fingerprint, by the name of the part.
     """
 
-    def __init__(self, network: Any, tokenizer: Tokenizer, template: Any, parts: dict[str, str]) -> None:
+    def __init__(
+        self, directory: Path, network: Any, tokenizer: Tokenizer, template: Any, parts: dict[str, str]
+    ) -> None:
         config = network.config
         attention = network.model.layers[0].self_attn
+        self.directory = directory
         self.network = network
         self.tokenizer = tokenizer
         self.parts = parts
@@ -108,7 +112,7 @@ class Model:
         network = checkpoint.read_network(directory, _DTYPES[kind], place)
         tokenizer, template = checkpoint.read_tokenizer(directory)
         parts = checkpoint.fingerprint(directory, tokenizer, template.chat_template)
-        return cls(network, tokenizer, template, parts)
+        return cls(directory, network, tokenizer, template, parts)
 
     @property
     def dtype_name(self) -> str:

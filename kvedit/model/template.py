@@ -13,9 +13,11 @@ from kvedit.prompt import Prompt
 from kvedit.tokenizer import Tokenizer
 
 _DOCUMENT, _QUESTION = "\ue000kvedit-document\ue001", "\ue000kvedit-question\ue001"
+_ANSWER, _NEXT = "\ue000kvedit-answer\ue001", "\ue000kvedit-next\ue001"
 _INSTRUCTION = "Answer the question from this text.\n\n"
 _BETWEEN = "\n\nQuestion: "
 _PLAIN_ENDING = "\nAnswer:"
+_PLAIN_NEXT = "\n\nQuestion: "
 
 
 def layout(tokenizer: Any, own: Tokenizer, system: str | None) -> Prompt:
@@ -33,24 +35,28 @@ def layout(tokenizer: Any, own: Tokenizer, system: str | None) -> Prompt:
     if tokenizer.chat_template is None:
         start = tokenizer.bos_token or ""
         opening = f"{system}\n\n" if system else ""
-        return _split(f"{start}{opening}{content}{_PLAIN_ENDING}", own)
+        return _split(f"{start}{opening}{content}{_PLAIN_ENDING}", _PLAIN_NEXT, own)
     roles = [{"role": "system", "content": system}] if system else []
+    user = {"role": "user", "content": content}
     try:
-        text = _render(tokenizer, [*roles, {"role": "user", "content": content}])
+        text = _render(tokenizer, [*roles, user])
     except Exception as error:
         if not system:
             raise ModelError(
                 f"The model's chat template cannot be used ({error}).", "Choose another model."
             ) from None
-        text = _render(tokenizer, [{"role": "user", "content": f"{system}\n\n{content}"}])
-    return _split(text, own)
+        roles, user = [], {"role": "user", "content": f"{system}\n\n{content}"}
+        text = _render(tokenizer, [user])
+    turns = [{"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}]
+    longer = _render(tokenizer, [*roles, user, *turns])
+    return _split(text, longer.rpartition(_ANSWER)[2].partition(_NEXT)[0], own)
 
 
 def _render(tokenizer: Any, messages: list[dict[str, str]]) -> str:
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def _split(text: str, own: Tokenizer) -> Prompt:
+def _split(text: str, before_next: str, own: Tokenizer) -> Prompt:
     if text.count(_DOCUMENT) != 1 or text.count(_QUESTION) != 1:
         raise ModelError(
             "The model's chat template does not keep the user's text as it is.",
@@ -58,4 +64,4 @@ def _split(text: str, own: Tokenizer) -> Prompt:
         )
     head, rest = text.split(_DOCUMENT)
     before, after = rest.split(_QUESTION)
-    return Prompt(tuple(own.encode_template(head)), before, after)
+    return Prompt(tuple(own.encode_template(head)), before, after, before_next)

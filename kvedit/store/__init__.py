@@ -1,17 +1,19 @@
 """A session on disk. docs/session-format.md describes the files.
 
-Every file but `session.json` is immutable and named by its content, so a writer adds files
-and then replaces that one; killed at any instant, the session is the old one or the new one.
-The only room that reads or writes session files. Loads no torch until a segment is touched.
+`session.json` is replaced, the journal grows, and all other files are immutable and named by
+their content. A writer adds to them and then replaces `session.json`; killed at any instant, the
+session is the old one or the new one. The only room that reads or writes session files. Loads
+no torch until a segment is touched.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,16 +22,16 @@ import numpy.typing as npt
 
 from kvedit import files
 from kvedit.errors import SessionError, UsageError
+from kvedit.store.journal import Journal
 from kvedit.store.lock import write_lock
 from kvedit.store.records import (
+    Entry,
+    JournalRecord,
     Manifest,
     ModelRecord,
     Revision,
-    TextPiece,
-    dump,
+    dump_manifest,
     parse_manifest,
-    parse_revision,
-    splice_text,
 )
 
 if TYPE_CHECKING:
@@ -37,9 +39,9 @@ if TYPE_CHECKING:
 
     from kvedit.cache import States
 
-__all__ = ["Home", "Manifest", "ModelRecord", "Revision", "Store", "TextPiece", "splice_text"]
+__all__ = ["Entry", "Home", "Journal", "JournalRecord", "Manifest", "ModelRecord", "Revision", "Store"]
 
-_KINDS = ("tokenizers", "revisions", "texts", "segments")
+_KINDS = ("tokenizers", "segments")
 _NAME = re.compile(r"[\w][\w.\-]{0,63}")
 
 
@@ -67,30 +69,34 @@ class Home:
             )
         return Store(self.folder / name)
 
+    def stores(self) -> list[Store]:
+        """Give the stores of all sessions, by name."""
+        return [Store(path.parent) for path in sorted(self.folder.glob("[!.]*/session.json"))]
+
     def current(self) -> Store:
-        """Give the store of the session that was loaded last.
+        """Give the store of the session that was loaded or chosen last.
 
         Raises:
             SessionError: There is none, or none that can be read.
         """
-        stores = [Store(path.parent) for path in self.folder.glob("[!.]*/session.json")]
+        stores = self.stores()
         if not stores:
             raise SessionError(
                 f"There is no session in {self.folder}.", "Load a document first: `kvedit load FILE`."
             )
-        loaded: list[tuple[str, str, Store]] = []
+        used: list[tuple[str, str, Store]] = []
         for store in stores:
             try:
-                loaded.append((store.read_manifest().created, store.name, store))
+                used.append((store.read_manifest().used, store.name, store))
             except SessionError:
                 if len(stores) == 1:
                     raise
-        if not loaded:
+        if not used:
             raise SessionError(
                 f"No session in {self.folder} can be read.",
                 "Name one with --session to see why, or load a document with `kvedit load FILE --force`.",
             )
-        return max(loaded, key=lambda item: item[:2])[2]
+        return max(used, key=lambda item: item[:2])[2]
 
     def keep_out_of_version_control(self) -> None:
         """Tell git to leave the sessions alone."""
@@ -144,39 +150,41 @@ class Store:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Replace `session.json` at once: the moment at which a command takes effect."""
-        self._replace(self.folder / "session.json", dump(manifest))
+        data = dump_manifest(manifest)
+        files.replace_file(self.folder / "session.json", data)
+        self.written_bytes += len(data)
 
-    def read_revision(self, name: str) -> Revision:
-        """Read a revision by name; raises `SessionError` when it is damaged."""
-        data = self._read_named("revisions", name, ".json", f"revision {name}")
-        try:
-            return parse_revision(data)
-        except (ValueError, KeyError, TypeError):
-            raise files.damaged(f"revision {name}", "cannot be understood") from None
+    def read(self) -> tuple[Manifest, Journal]:
+        """Read the manifest with its journal; raises `SessionError` when one is damaged."""
+        manifest = self.read_manifest()
+        while True:
+            try:
+                return manifest, Journal(self.folder, manifest.journal)
+            except SessionError:
+                # Another process may have put a new journal in the old one's place meanwhile.
+                before, manifest = manifest, self.read_manifest()
+                if manifest.journal.name == before.journal.name:
+                    raise
 
-    def write_revision(self, revision: Revision) -> str:
-        """Write a revision; give its name."""
-        return self._write_named("revisions", dump(revision), ".json", f"{revision.number:06}-")
-
-    def read_text(self, pieces: tuple[TextPiece, ...]) -> str:
-        """Read the text that pieces point to; raises `SessionError` when it is damaged."""
-        texts = {
-            name: self._read_named("texts", name, ".txt", f"text {name}").decode("utf-8")
-            for name in dict.fromkeys(piece.text for piece in pieces)
-        }
-        return "".join(texts[piece.text][piece.start : piece.stop] for piece in pieces)
-
-    def write_text(self, text: str) -> str:
-        """Write an immutable text; give its name."""
-        return self._write_named("texts", text.encode("utf-8"), ".txt")
+    def append(self, journal: Journal, revision: Revision) -> None:
+        """Write a revision into the session's journal."""
+        self.written_bytes += len(journal.append(revision))
 
     def read_tokenizer(self, name: str) -> str:
         """Read the tokenizer's JSON; raises `SessionError` when it is damaged."""
-        return self._read_named("tokenizers", name, ".json", "the tokenizer").decode("utf-8")
+        data = files.read_file(self.folder / "tokenizers" / f"{name}.json", "the tokenizer")
+        if files.digest(data) != name:
+            raise files.damaged("the tokenizer", "does not match its checksum")
+        return data.decode("utf-8")
 
     def write_tokenizer(self, serialized: str) -> str:
         """Write the tokenizer's JSON; give its name."""
-        return self._write_named("tokenizers", serialized.encode("utf-8"), ".json")
+        data = serialized.encode("utf-8")
+        name = files.digest(data)
+        files.make_folder(self.folder / "tokenizers")
+        files.replace_file(self.folder / "tokenizers" / f"{name}.json", data)
+        self.written_bytes += len(data)
+        return name
 
     def read_segment(self, name: str) -> dict[str, Tensor]:
         """Read the tensors of a segment; raises `SessionError` when it is damaged."""
@@ -194,47 +202,72 @@ class Store:
         self.written_bytes += (folder / f"{name}{SUFFIX}").stat().st_size
         return name
 
-    def revisions(self, name: str) -> Iterator[tuple[str, Revision]]:
-        """Walk from a revision back to the load."""
-        parent: str | None = name
-        while parent is not None:
-            revision = self.read_revision(parent)
-            yield parent, revision
-            parent = revision.parent
-
     def size_bytes(self) -> int:
         """Bytes that the session takes on disk."""
-        found = [self.folder / "session.json"]
+        return sum(path.stat().st_size for path in self._files())
+
+    def sweep(self, manifest: Manifest | None, journal: Journal | None) -> int:
+        """Remove every file that no revision of the journal reaches; all of them without one.
+
+        Returns:
+            Bytes that were freed.
+        """
+        kept = {self.folder / "session.json"}
+        if manifest is not None and journal is not None:
+            kept |= {
+                self.folder / manifest.journal.name,
+                self.folder / "tokenizers" / f"{manifest.tokenizer}.json",
+                *(self.folder / "segments" / f"{name}.safetensors" for name in journal.segments()),
+            }
+        freed = 0
+        for path in self._files():
+            if path not in kept:
+                freed += path.stat().st_size
+                path.unlink(missing_ok=True)
+        return freed
+
+    def copy(self, target: Store) -> None:
+        """Copy the session into `target`, whose lock the caller holds; segments are shared.
+
+        The copy never is the current session by itself.
+        """
+        manifest, journal = self.read()
         for kind in _KINDS:
-            found += (self.folder / kind).glob("*")
-        return sum(path.stat().st_size for path in found)
+            files.make_folder(target.folder / kind)
+        names = [f"segments/{name}.safetensors" for name in journal.segments()]
+        for name in (f"tokenizers/{manifest.tokenizer}.json", *names, manifest.journal.name):
+            _link(self.folder / name, target.folder / name, share="/" in name)
+        files.truncate_file(target.folder / manifest.journal.name, manifest.journal.size_bytes)
+        target.write_manifest(replace(manifest, used=""))
 
-    def sweep(self, manifest: Manifest | None) -> None:
-        """Remove every file that no revision of `manifest` reaches; all of them without one."""
-        kept: set[Path] = set()
-        if manifest is not None:
-            kept.add(self.folder / "tokenizers" / f"{manifest.tokenizer}.json")
-            for name, revision in self.revisions(manifest.revision):
-                kept.add(self.folder / "revisions" / f"{name}.json")
-                kept |= {self.folder / "texts" / f"{piece.text}.txt" for piece in revision.text}
-                kept |= {self.folder / "segments" / f"{piece.segment}.safetensors" for piece in revision.rows}
+    def remove(self) -> None:
+        """Remove the session; the caller holds its lock. Killed midway, it is gone all the same."""
+        with files.writing(self.folder):
+            (self.folder / "session.json").unlink(missing_ok=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def rename(self, target: Store) -> None:
+        """Give the session another name; the caller holds its lock."""
+        with files.writing(target.folder):
+            self.folder.rename(target.folder)
+        self.folder = target.folder
+
+    def _files(self) -> Iterator[Path]:
+        """The session's files, but for lock and holder; `session.json` comes last."""
         for kind in _KINDS:
-            for path in (self.folder / kind).glob("*"):
-                if path not in kept:
-                    path.unlink(missing_ok=True)
+            yield from (self.folder / kind).glob("*")
+        yield from self.folder.glob("journal-*")
+        with suppress(OSError):
+            if self.exists():
+                yield self.folder / "session.json"
 
-    def _read_named(self, kind: str, name: str, suffix: str, what: str) -> bytes:
-        data = files.read_file(self.folder / kind / f"{name}{suffix}", what)
-        if files.digest(data) != name.rpartition("-")[2]:
-            raise files.damaged(what, "does not match its checksum")
-        return data
 
-    def _write_named(self, kind: str, data: bytes, suffix: str, prefix: str = "") -> str:
-        name = prefix + files.digest(data)
-        files.make_folder(self.folder / kind)
-        self._replace(self.folder / kind / f"{name}{suffix}", data)
-        return name
-
-    def _replace(self, path: Path, data: bytes) -> None:
-        files.replace_file(path, data)
-        self.written_bytes += len(data)
+def _link(source: Path, target: Path, *, share: bool) -> None:
+    """Make a file appear at `target`: as the same file where that can be shared, else as a copy."""
+    with files.writing(target):
+        target.unlink(missing_ok=True)
+        if share:
+            with suppress(OSError):  # another file system, or one without hard links
+                os.link(source, target)
+                return
+        shutil.copyfile(source, target)

@@ -1,18 +1,17 @@
-"""The records of a session and their JSON: a manifest, and a chain of immutable revisions."""
+"""The records of a session and their JSON: a manifest, and the revisions in its journal."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvedit.document import Edit, kept_spans
+from kvedit.document import Edit
 from kvedit.errors import SessionError
 from kvedit.files import digest
 from kvedit.rows import Piece
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,125 +35,111 @@ class ModelRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalRecord:
+    """How much of which journal is the session's.
+
+    Attributes:
+        name: Of the file.
+        size_bytes: Bytes that count; what a killed command wrote after them does not.
+        digest: Of those bytes.
+    """
+
+    name: str
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """The one small file that changes: `session.json`.
+    """The one small file that is replaced: `session.json`.
 
     Attributes:
         created: When the document was loaded.
+        used: When it was loaded or chosen; the latest one is the current session.
         source: Path of the document, or `-`.
         encoding: How its bytes were read.
         bom: Whether they began with a byte order mark.
+        system: System text of the prompt.
         model: What computed the rows.
         tokenizer: Name of the tokenizer's file.
-        head_ids, before_question, after_question: The prompt's layout.
+        head_ids, before_question, after_question, before_next: The prompt's layout.
         prefill_tokens_per_s: Speed of the prefill at load.
-        revision: Name of the present revision.
+        journal: Where the revisions are.
+        revision: Number of the present one.
+        undone: Numbers of the edits that `redo` makes again, the next one last.
     """
 
     created: str
+    used: str
     source: str
     encoding: str
     bom: bool
+    system: str | None
     model: ModelRecord
     tokenizer: str
     head_ids: tuple[int, ...]
     before_question: str
     after_question: str
+    before_next: str
     prefill_tokens_per_s: float
-    revision: str
+    journal: JournalRecord
+    revision: int
+    undone: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Characters `[start, stop)` of an immutable text."""
-
-    text: str
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Revision:
-    """One state of the document.
+class Entry:
+    """What the log says of a revision.
 
     Attributes:
-        number: Counts from 0, the load.
-        parent: Name of the revision before; `None` for the load.
+        number: Counts from 0.
+        parent: The revision before; `None` for the first.
+        state: Number of the load or edit that made its text.
         created: When.
-        command: What made it.
+        command: What made it, as one can type it.
         edits: Edits of the text since the load.
-        text: Where the text's characters live.
-        rows: Where the rows live, and which were refreshed.
+        changes: How its text differs from its parent's.
+        lines: Of the document.
+        tokens, stale, missing: Rows in all, and of these states.
         frontier: The rows before it are exact.
     """
 
     number: int
-    parent: str | None
+    parent: int | None
+    state: int
     created: str
     command: str
     edits: int
-    text: tuple[TextPiece, ...]
-    rows: tuple[Piece, ...]
+    changes: tuple[Edit, ...]
+    lines: int
+    tokens: int
+    stale: int
+    missing: int
     frontier: int
 
 
-def splice_text(
-    pieces: Sequence[TextPiece], edits: Sequence[Edit], inserted: Sequence[str]
-) -> tuple[TextPiece, ...]:
-    """Apply edits to a text's pieces.
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One state of the document and of its rows.
 
-    Args:
-        pieces: The text before.
-        edits: Sorted, disjoint edits of it.
-        inserted: For each edit, the name of the immutable text that holds its new characters.
+    Attributes:
+        entry: What the log says of it.
+        text: The document.
+        rows: Where the rows live, and which were refreshed.
+        turns: Ids of the conversation after the document.
     """
-    length = sum(piece.stop - piece.start for piece in pieces)
-    fresh = [
-        (edit.start, TextPiece(name, 0, len(edit.text)))
-        for edit, name in zip(edits, inserted, strict=True)
-        if edit.text
-    ]
-    kept = [
-        (old, piece)
-        for start, _, size in kept_spans(edits, length)
-        for old, piece in _cut(pieces, start, start + size)
-    ]
-    # A new text stands before the old characters at its place.
-    ordered = sorted(
-        [*((at, 0, piece) for at, piece in fresh), *((at, 1, piece) for at, piece in kept)],
-        key=lambda item: item[:2],
-    )
-    return tuple(piece for _, _, piece in ordered)
+
+    entry: Entry
+    text: str
+    rows: tuple[Piece, ...]
+    turns: tuple[int, ...] = ()
 
 
-def _cut(pieces: Sequence[TextPiece], start: int, stop: int) -> list[tuple[int, TextPiece]]:
-    """Give the parts of `pieces` within `[start, stop)`, each with where it begins."""
-    found: list[tuple[int, TextPiece]] = []
-    offset = 0
-    for piece in pieces:
-        low, high = max(start, offset), min(stop, offset + piece.stop - piece.start)
-        if low < high:
-            found.append(
-                (low, TextPiece(piece.text, piece.start + low - offset, piece.start + high - offset))
-            )
-        offset += piece.stop - piece.start
-    return found
-
-
-def dump(record: Manifest | Revision) -> bytes:
-    """Write a record as JSON."""
-    fields = asdict(record)
-    if isinstance(record, Revision):
-        fields["text"] = [[piece.text, piece.start, piece.stop] for piece in record.text]
-        fields["rows"] = [[p.segment, p.start, p.length, int(p.refreshed)] for p in record.rows]
-    fields = {"format": FORMAT, **fields}
-    if isinstance(record, Manifest):  # every other file is named by its checksum
-        fields["checksum"] = _checksum(fields)
+def dump_manifest(manifest: Manifest) -> bytes:
+    """Write a manifest as JSON, with a checksum of its own."""
+    fields = {"format": FORMAT, **asdict(manifest)}
+    fields["checksum"] = _checksum(fields)
     return json.dumps(fields).encode()
-
-
-def _checksum(fields: dict[str, Any]) -> str:
-    return digest(json.dumps(fields).encode())
 
 
 def parse_manifest(data: bytes) -> Manifest:
@@ -164,23 +149,6 @@ def parse_manifest(data: bytes) -> Manifest:
         SessionError: Of another format.
         ValueError, KeyError, TypeError: Damaged.
     """
-    fields = _fields(data)
-    if fields.pop("checksum") != _checksum({"format": FORMAT, **fields}):
-        raise ValueError("the checksum differs")
-    fields["model"] = ModelRecord(**fields["model"])
-    fields["head_ids"] = tuple(fields["head_ids"])
-    return Manifest(**fields)
-
-
-def parse_revision(data: bytes) -> Revision:
-    """Read a revision; raises as `parse_manifest` does."""
-    fields = _fields(data)
-    fields["text"] = tuple(TextPiece(*piece) for piece in fields["text"])
-    fields["rows"] = tuple(Piece(s, start, length, bool(flag)) for s, start, length, flag in fields["rows"])
-    return Revision(**fields)
-
-
-def _fields(data: bytes) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(data)
     found = fields.pop("format")
     if found != FORMAT:
@@ -188,4 +156,61 @@ def _fields(data: bytes) -> dict[str, Any]:
             f"The session was written in format {found}, and this kvedit reads format {FORMAT}.",
             "Use the kvedit that wrote it, or load the document again with --force.",
         )
-    return fields
+    if fields.pop("checksum") != _checksum({"format": FORMAT, **fields}):
+        raise ValueError("the checksum differs")
+    fields["model"] = ModelRecord(**fields["model"])
+    fields["journal"] = JournalRecord(**fields["journal"])
+    for name in ("head_ids", "undone"):
+        fields[name] = tuple(fields[name])
+    return Manifest(**fields)
+
+
+def dump_revision(revision: Revision, parent: Revision | None) -> bytes:
+    """Write a revision as one line of JSON: what differs from its parent, or all of it.
+
+    Of the rows and of the conversation, what both share at their two ends is left out; the text
+    is that of the parent with the entry's changes.
+    """
+    entry = asdict(revision.entry)
+    entry["changes"] = [[edit.start, edit.stop, edit.text] for edit in revision.entry.changes]
+    if parent is None:
+        entry["text"] = revision.text
+    rows, turns = (parent.rows, parent.turns) if parent else ((), ())
+    entry["rows"] = _cut(rows, revision.rows)
+    entry["rows"][1] = [[p.segment, p.start, p.length, int(p.refreshed)] for p in entry["rows"][1]]
+    entry["turns"] = _cut(turns, revision.turns)
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+
+
+def parse_entry(fields: dict[str, Any]) -> Entry:
+    """Read what the log says of a revision."""
+    names = Entry.__slots__
+    changes = tuple(Edit(start, stop, text) for start, stop, text in fields["changes"])
+    return Entry(**{**{name: fields[name] for name in names}, "changes": changes})
+
+
+def parse_revision(fields: dict[str, Any], text: str, parent: Revision | None) -> Revision:
+    """Read a revision, given its text and, unless it is whole, its parent."""
+    head, middle, tail = fields["rows"]
+    before = parent.rows if parent else ()
+    pieces = tuple(Piece(name, start, length, bool(flag)) for name, start, length, flag in middle)
+    rows = (*before[:head], *pieces, *before[len(before) - tail :])
+    head, ids, tail = fields["turns"]
+    spoken = parent.turns if parent else ()
+    return Revision(parse_entry(fields), text, rows, (*spoken[:head], *ids, *spoken[len(spoken) - tail :]))
+
+
+def _cut(before: tuple[Any, ...], after: tuple[Any, ...]) -> list[Any]:
+    """Say how `after` differs: elements shared at the start, those between, shared at the end."""
+    shorter = min(len(before), len(after))
+    head = 0
+    while head < shorter and before[head] == after[head]:
+        head += 1
+    tail = 0
+    while tail < shorter - head and before[-1 - tail] == after[-1 - tail]:
+        tail += 1
+    return [head, list(after[head : len(after) - tail]), tail]
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return digest(json.dumps(fields).encode())

@@ -1,0 +1,113 @@
+"""Heal in the background while the REPL waits for a line."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvedit.cli.workspace import here
+from kvedit.errors import KveditError, LockedError
+from kvedit.heal import Healing
+from kvedit.timing import clock
+
+_PIECE_S = 0.1  # what a piece aims at; pieces must stay below twice that
+_KEEP_ROWS = 256  # so that keeping them is a short piece, too
+_QUIET_S = 0.5  # after a key, until the next piece
+_POLL_S = 0.02
+
+
+class Healer:
+    """A thread that makes rows of the warm session exact, a short piece at a time.
+
+    Attributes:
+        problem: Why it stopped, until the next command.
+        longest_s: The longest piece so far.
+    """
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.longest_s = 0.0
+        self._quiet_until = 0.0
+        self._healing: Healing | None = None
+        self._working = threading.Lock()  # held during a piece, and while a command runs
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="healer", daemon=True)
+        self._thread.start()
+
+    def touched(self) -> None:
+        """A key was pressed: leave the machine to whoever types."""
+        self._quiet_until = clock() + _QUIET_S
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Wait for the present piece, keep what was healed, and stand still while a command runs."""
+        with self._working:
+            self._keep()
+            self.problem = None
+            yield
+            self._healing = None
+        self.touched()
+
+    def end(self) -> None:
+        """Stop, and keep what was healed."""
+        self._ended.set()
+        self._thread.join()
+        self._keep()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_POLL_S):
+            while self._is_free() and self._working.acquire(blocking=False):
+                try:
+                    start = clock()
+                    if not self._piece():
+                        break
+                    self.longest_s = max(self.longest_s, clock() - start)
+                except KveditError as error:
+                    self._healing, self.problem = None, error.fact
+                finally:
+                    self._working.release()
+
+    def _is_free(self) -> bool:
+        idle = clock() >= self._quiet_until and not self._ended.is_set()
+        return idle and here.settings.heal and self.problem is None
+
+    def _piece(self) -> bool:
+        """Do one piece; say whether there was one to do."""
+        session = here.held
+        if session is None or not session.has_model:
+            return False
+        if self._healing is None or not self._healing.current:
+            if session.rows.frontier == len(session.rows):
+                return False
+            self._healing = Healing(session)
+        healing = self._healing
+        if healing.unkept >= _KEEP_ROWS or (not healing.left and healing.unkept):
+            self._keep()
+            return True
+        if not healing.left:
+            return False
+        healing.step(_KEEP_ROWS - healing.unkept, _PIECE_S)
+        return True
+
+    def _keep(self) -> None:
+        healing, session = self._healing, here.held
+        if healing is None or session is None or not healing.unkept:
+            return
+        try:
+            with session.writing("heal"):
+                healing.keep()
+        except LockedError:
+            pass  # another process writes; what it writes is newer than what was healed
+        except KveditError as error:
+            self.problem = error.fact
+        if healing.unkept:
+            self._healing = None
+
+
+def stale_share() -> float:
+    """Share of the warm session's rows that are not exact or refreshed, healed ones left out."""
+    session = here.held
+    if session is None or not len(session.rows):
+        return 0.0
+    return float((session.rows.stale | session.rows.missing).mean())

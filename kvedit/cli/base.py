@@ -1,0 +1,175 @@
+"""The Typer app, the options that commands share, and the one boundary that turns errors into messages.
+
+Imports no torch; what a command does is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from kvedit import __version__
+from kvedit.cli.workspace import here
+from kvedit.errors import KveditError
+
+if TYPE_CHECKING:
+    from kvedit.reports import Change
+
+POLICY_NAMES = ("sur", "sur-plain", "sur-rows", "sur-window", "bm25", "random")
+"""Spelled out, since importing the policies imports torch; a test compares them."""
+MODEL_NAMES = ("smollm2-135m",)
+EXECUTOR_NAMES = ("auto", "packed", "interval", "direct")
+
+
+class Boundary(TyperGroup):
+    """Print a `KveditError` as fact and remedy, and leave with its exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        from kvedit.cli import render
+
+        here.record = here.failure = None
+        try:
+            return super().invoke(ctx)
+        except KveditError as error:
+            here.failure = error
+            render.show_error(error, as_json=ctx.meta.get("json", here.as_json))
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            render.say("Interrupted; the session is intact.")
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            # The reader has gone (`kvedit show | head`): end quietly, and let Python flush what is
+            # left to nobody.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            if os.environ.get("KVEDIT_DEBUG") or type(error).__module__.startswith(("typer", "click")):
+                raise
+            render.say(
+                f"Error: kvedit failed in a way it should not: {type(error).__name__}: {error}.\n"
+                "Please report it, with the traceback that KVEDIT_DEBUG=1 shows."
+            )
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=Boundary,
+    help="Edit a long document in a local model's context, and ask again on a budget.",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Without a command, open the REPL."""
+    if version:
+        typer.echo(f"kvedit {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        from kvedit.cli.repl import run
+
+        run()
+
+
+def _remember_json(ctx: typer.Context, value: bool) -> bool:
+    ctx.meta["json"] = value or here.as_json
+    return value or here.as_json
+
+
+def session_names(incomplete: str) -> list[str]:
+    """Names of sessions that begin like this, for completion."""
+    from kvedit.store import Home
+
+    return [store.name for store in Home.default().stores() if store.name.startswith(incomplete)]
+
+
+def one_of(names: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """Complete one of some names."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+def check_one_of(option: str, value: str, names: tuple[str, ...]) -> None:
+    """Refuse a value that is none of the names."""
+    from kvedit.errors import UsageError
+
+    if value not in names:
+        raise UsageError(f"{option} cannot be '{value}'.", f"Choose one of {', '.join(names)}.")
+
+
+SessionName = Annotated[
+    str | None,
+    typer.Option(
+        "--session",
+        "-s",
+        metavar="NAME",
+        help="Session to use; else the current one.",
+        autocompletion=session_names,
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", callback=_remember_json, help="Print one JSON object on stdout.")
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        "-b",
+        metavar="5%|128t|0|full",
+        help="Rows to refresh, of those after the first edit. Default: 5%, at least 64t.",
+        autocompletion=one_of(("1%", "2%", "5%", "10%", "64t", "128t", "0", "full")),
+    ),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"What ranks rows: {', '.join(POLICY_NAMES)}. Default: sur.",
+        autocompletion=one_of(POLICY_NAMES),
+    ),
+]
+ModelPlace = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME",
+        help="The session's model, at another place.",
+        autocompletion=one_of(MODEL_NAMES),
+    ),
+]
+Continue = Annotated[bool, typer.Option("--continue", "-c", help="See the conversation, and go on with it.")]
+Question = Annotated[list[str], typer.Argument(help="What to ask; - is standard input.")]
+
+
+def question_of(words: list[str]) -> str:
+    """Join the words of a question, or read it from standard input.
+
+    Raises:
+        UsageError: It is empty.
+    """
+    from kvedit.errors import UsageError
+
+    question = here.document("-").text.strip() if words == ["-"] else " ".join(words)
+    if not question.strip():
+        raise UsageError("The question is empty.", "Write it in quotes: kvedit ask 'When is it due?'.")
+    return question
+
+
+def report_change(change: Change, as_json: bool) -> None:
+    """Say what an edit did."""
+    from kvedit.cli import render
+
+    here.give(asdict(change), as_json, lambda: render.say(render.change_text(change)))

@@ -1,0 +1,112 @@
+"""One line of the REPL or of a script: the same commands and the same parser as from the shell."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from typing import Any
+
+from typer.main import get_command
+
+from kvedit.cli import render
+from kvedit.cli.base import POLICY_NAMES, app, check_one_of
+from kvedit.cli.workspace import here
+from kvedit.errors import KveditError, UsageError
+
+SETTINGS = {
+    "budget": "5%, 128t, 0, full or default",
+    "policy": "a policy",
+    "chat": "on or off",
+    "heal": "on or off",
+}
+"""What `set` knows, and what it takes."""
+
+
+def commands() -> dict[str, Any]:
+    """The commands of the app by their first word."""
+    return dict(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def words_of(line: str) -> list[str]:
+    """Split a line into words as a shell does; `?` begins a question, taken as it is.
+
+    A blank line and a comment, which begins with `#`, have none.
+
+    Raises:
+        UsageError: A quotation mark is not closed.
+    """
+    line = line.strip()
+    if not line or line.startswith("#"):
+        return []
+    if line.startswith("?"):
+        return ["ask", "--", line[1:].strip()]
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        raise UsageError(
+            "A quotation mark in this line is not closed.",
+            "Close it; a question in the REPL needs none when it begins with '?'.",
+        ) from None
+    return words[1:] if words[0] == "kvedit" and len(words) > 1 else words
+
+
+def run_line(line: str) -> int:
+    """Run one line and give its exit code; a failure is printed as from the shell."""
+    here.record = here.failure = None
+    try:
+        words = words_of(line)
+        if not words:
+            return 0
+        if words[0] == "set":
+            _set(words[1:])
+            return 0
+        check_verb(words[0])
+    except KveditError as error:
+        here.failure = error
+        render.show_error(error, as_json=here.as_json)
+        return error.exit_code
+    try:
+        app(args=words, prog_name="kvedit")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def check_verb(word: str) -> None:
+    """Refuse a first word that is no command, with a suggestion; a question needs its '?'."""
+    known = [*commands(), "set", "help", "exit", "quit"]
+    if word in known or word in ("-h", "--help", "--version"):
+        return
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    hint = f"Did you mean '{near[0]}'? " if near else ""
+    raise UsageError(
+        f"'{word}' is no command.", f"{hint}Begin a question with '?'; 'help' lists the commands."
+    )
+
+
+def _set(words: list[str]) -> None:
+    """Change a default of this process, or show them all."""
+    settings = here.settings
+    if len(words) == 2:
+        name, value = words
+        if name == "budget":
+            from kvedit.select import Budget
+
+            settings.budget = None if value == "default" else Budget.parse(value).text
+        elif name == "policy":
+            check_one_of("policy", value, POLICY_NAMES)
+            settings.policy = value
+        elif name in ("chat", "heal"):
+            check_one_of(name, value, ("on", "off"))
+            setattr(settings, name, value == "on")
+    if words and (len(words) != 2 or words[0] not in SETTINGS):
+        known = "; ".join(f"{name} ({takes})" for name, takes in SETTINGS.items())
+        raise UsageError(f"'set {' '.join(words)}' sets nothing.", f"There are {known}.")
+    record = {
+        "budget": settings.budget or "default",
+        "policy": settings.policy,
+        "chat": "on" if settings.chat else "off",
+        "heal": "on" if settings.heal else "off",
+    }
+    shown = record if not words else {words[0]: record[words[0]]}
+    here.give(record, here.as_json, lambda: render.say("\n".join(f"{k} {v}" for k, v in shown.items())))

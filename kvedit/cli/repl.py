@@ -1,0 +1,250 @@
+"""The REPL: the commands of the shell, one a line, with session and model kept warm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kvedit.cli import render
+from kvedit.cli.line import run_line, words_of
+from kvedit.cli.workspace import here
+from kvedit.errors import KveditError, SessionError, UsageError
+from kvedit.timing import clock
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import History
+
+    from kvedit.cli.background import Healer
+
+_TWICE_S = 1.0
+_WELCOME = "kvedit: 'help' lists the commands, '?' begins a question, Ctrl-D leaves."
+
+
+def run(*, history: bool = True) -> None:
+    """Read and run lines until the end of the input.
+
+    Args:
+        history: Remember what is typed for the next run.
+
+    Raises:
+        typer.Exit: With the code of the first command that failed, where nobody watches.
+    """
+    if here.warm:
+        raise UsageError("This is the REPL already.", "Ctrl-D leaves it.")
+    here.warm = True
+    try:
+        watched = sys.stdin.isatty() and sys.stderr.isatty()
+        code = _Repl(history).run() if watched else _read_plainly()
+    finally:
+        here.warm = False
+    if code:
+        raise typer.Exit(code)
+
+
+def lines_of(text: str) -> list[str]:
+    """Split an input into lines to run; a line break within quotation marks splits nothing."""
+    if text.lstrip().startswith("?"):
+        return [" ".join(text.split("\n"))]
+    found: list[str] = []
+    held = ""
+    for line in text.split("\n"):
+        held = f"{held}\n{line}" if held else line
+        if not is_open(held):
+            found.append(held)
+            held = ""
+    return [*found, held] if held else found
+
+
+def is_open(text: str) -> bool:
+    """Whether a quotation mark in the text is not closed yet."""
+    try:
+        words_of(text)
+    except UsageError:
+        return True
+    return False
+
+
+def _read_plainly() -> int:
+    """Run the lines of an input that is no terminal; give the first exit code that is not 0."""
+    code, held = 0, ""
+    for line in [*iter(sys.stdin.readline, ""), None]:
+        held += line or ""
+        if line is not None and is_open(held):
+            continue
+        if held.strip() in ("exit", "quit"):
+            break
+        code = code or _run_one(held)
+        held = ""
+    return code
+
+
+def _run_one(line: str) -> int:
+    """Run a line, or show help for it."""
+    words = line.split()
+    if words[:1] == ["help"]:
+        line = " ".join([*words[1:], "--help"])
+    return run_line(line)
+
+
+class _Repl:
+    """The loop at a terminal."""
+
+    def __init__(self, history: bool) -> None:
+        self._interrupted = -_TWICE_S
+        self._leave = False
+        self._history = history
+
+    def run(self) -> int:
+        """Prompt and run until the user leaves."""
+        render.say(_WELCOME)
+        self._warm_up()
+        from kvedit.cli.background import Healer
+
+        healer = Healer()
+        prompt = _prompt(healer, _history() if self._history else None)
+        try:
+            while not self._leave:
+                try:
+                    text = prompt.prompt("kvedit> ")
+                except KeyboardInterrupt:
+                    self._note_interrupt()
+                    if not self._leave and not prompt.default_buffer.text:
+                        render.say("Ctrl-D leaves; so does Ctrl-C twice.")
+                    continue
+                except EOFError:
+                    break
+                for line in lines_of(text):
+                    if line.strip() in ("exit", "quit"):
+                        return 0
+                    with healer.paused(), self._interruptible():
+                        _run_one(line)
+                    if here.failure is not None or self._leave:
+                        break
+        finally:
+            healer.end()
+        return 130 if self._leave else 0
+
+    def _warm_up(self) -> None:
+        """Open the session and its model, if there is one."""
+        try:
+            with self._interruptible():
+                here.ready(here.session())
+        except SessionError as error:
+            render.say(f"{error.fact}\n{error.remedy}")
+        except KveditError as error:
+            render.show_error(error, as_json=False)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Stop what runs at Ctrl-C, and leave at the second within a second."""
+
+        def stop(number: int, frame: Any) -> None:
+            self._note_interrupt()
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        except KeyboardInterrupt:
+            render.say("Interrupted; the session is intact.")
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _note_interrupt(self) -> None:
+        self._leave = self._leave or clock() - self._interrupted < _TWICE_S
+        self._interrupted = clock()
+
+
+def _prompt(healer: Healer, history: History | None) -> PromptSession[str]:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.filters import Condition
+    from prompt_toolkit.history import InMemoryHistory
+    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.output import ColorDepth
+    from prompt_toolkit.styles import Style
+
+    from kvedit.cli.completion import CommandCompleter
+
+    keys = KeyBindings()
+    plain = bool(os.environ.get("NO_COLOR"))
+
+    @keys.add("enter", filter=Condition(lambda: is_open(prompt.default_buffer.text)))
+    def _(event: Any) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("escape", "enter")
+    def _(event: Any) -> None:
+        event.current_buffer.insert_text("\n")
+
+    prompt: PromptSession[str] = PromptSession(
+        history=history or InMemoryHistory(),
+        completer=CommandCompleter(),
+        complete_while_typing=False,
+        enable_history_search=True,
+        key_bindings=keys,
+        bottom_toolbar=lambda: _toolbar(prompt, healer),
+        refresh_interval=0.5,
+        color_depth=ColorDepth.DEPTH_1_BIT if plain else None,
+        style=Style.from_dict({"bottom-toolbar": "noreverse"}) if plain else None,
+    )
+    prompt.app.key_processor.before_key_press += lambda _: healer.touched()
+    return prompt
+
+
+def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
+    """Session, tokens, stale share, budget and policy, as many as the terminal is wide for."""
+    from kvedit.cli.background import stale_share
+
+    settings, session = here.settings, here.held
+    if session is None:
+        parts = ["no session: load FILE"]
+    else:
+        share = 100 * stale_share()
+        parts = [
+            session.store.name,
+            f"{len(session.rows):,} tokens",
+            f"stale {share:.1f}%",
+            f"budget {settings.budget or '5%'}",
+            settings.policy,
+        ]
+    parts += ["chat"] * settings.chat
+    parts += ["heal off"] * (not settings.heal)
+    parts += [f"healing stopped: {healer.problem}"] * (healer.problem is not None)
+    width = prompt.app.output.get_size().columns - 1
+    text = ""
+    for part in parts:
+        longer = f"{text} | {part}" if text else part
+        if len(longer) > width:
+            break
+        text = longer
+    return text or parts[0][:width]
+
+
+def _history() -> History | None:
+    """The lines of earlier runs, in a file that only the user can read."""
+    import platformdirs
+    from prompt_toolkit.history import FileHistory
+
+    path = Path(platformdirs.user_state_dir("kvedit")) / "history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        data = path.read_bytes()
+        data.decode("utf-8")
+        if b"\0" in data:
+            raise ValueError("it holds a zero byte")
+    except (OSError, ValueError) as error:
+        render.say(
+            f"Warning: the history in {path} cannot be used ({error}); this run's is not remembered.\n"
+            "Move the file away to begin a new one."
+        )
+        return None
+    return FileHistory(path)

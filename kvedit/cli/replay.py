@@ -1,0 +1,253 @@
+"""Replay a script: run its commands in turn, check what it expects, and write a record of each."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+from kvedit import __version__
+from kvedit.cli import render
+from kvedit.cli.line import run_line
+from kvedit.cli.workspace import here
+from kvedit.errors import KveditError, UsageError
+from kvedit.timing import clock, now
+
+_FORMS = (
+    "Write `expect answer contains TEXT`, `expect answer lacks TEXT`, `expect stale below 5%`, "
+    "`expect refreshed equals 64`, `expect missing equals 0` or `expect exit equals 2`."
+)
+
+
+def replay_script(script: str, *, keep_going: bool, jsonl: str | None, as_json: bool) -> int:
+    """Run a script and give its exit code: of the first command that failed, 1 for an expectation.
+
+    Args:
+        script: Path, or `-`.
+        keep_going: Go on after a failure.
+        jsonl: File for the records.
+        as_json: Print the totals as JSON, and nothing of the single commands.
+
+    Raises:
+        UsageError: The script cannot be read, or OUT cannot be written.
+    """
+    lines = here.document(script).text.splitlines()
+    for number, line in enumerate(lines, start=1):  # a mistake in the last line costs no prefill
+        if _is_expectation(line):
+            _expectation(line, number)
+    folder, warm = here.folder, here.warm
+    output = _open(here.path(jsonl)) if jsonl is not None else None
+    here.folder, here.warm = (here.path(script).parent if script != "-" else folder), True
+    try:
+        return _Run(lines, keep_going, output, as_json).run()
+    finally:
+        here.folder, here.warm = folder, warm
+        if output is not None:
+            output.close()
+
+
+class _Run:
+    """One run of a script."""
+
+    def __init__(self, lines: list[str], keep_going: bool, output: TextIO | None, as_json: bool) -> None:
+        self._lines, self._keep_going, self._output, self._as_json = lines, keep_going, output, as_json
+        self._code = self._commands = self._expectations = self._failed = 0
+        self._last: dict[str, Any] = {}
+        self._exit = 0
+
+    def run(self) -> int:
+        start = clock()
+        for number, line in enumerate(self._lines, start=1):
+            text = line.strip()
+            if not text or text.startswith("#"):
+                continue
+            wanted = number < len(self._lines) and self._wants_exit(number)
+            code = self._expect(text, number) if _is_expectation(text) else self._command(text, number)
+            failed = code != 0 and not (wanted and not _is_expectation(text))
+            if failed:
+                self._code = self._code or code
+                if not self._keep_going or code == 130:
+                    break
+        totals = {
+            "commands": self._commands,
+            "expectations": self._expectations,
+            "failed": self._failed,
+            "seconds": clock() - start,
+            "exit_code": self._code,
+        }
+        here.failure = None
+        here.give(totals, self._as_json, lambda: self._say_totals(totals))
+        return self._code
+
+    def _wants_exit(self, number: int) -> bool:
+        """Whether an expectation right after line `number` is about its exit code."""
+        for line in self._lines[number:]:
+            text = line.strip()
+            if text and not text.startswith("#"):
+                return _is_expectation(text) and shlex.split(text)[1:2] == ["exit"]
+        return False
+
+    def _command(self, text: str, number: int) -> int:
+        if not self._as_json:
+            render.say(f"> {text}")
+        start = clock()
+        with redirect_stdout(_Nowhere()) if self._as_json else nullcontext():
+            self._exit = run_line(text)
+        self._commands += 1
+        self._last = here.record or {}
+        self._failed += self._exit != 0
+        self._write(number, text, clock() - start)
+        return self._exit
+
+    def _expect(self, text: str, number: int) -> int:
+        self._expectations += 1
+        what, holds = _expectation(text, number)
+        problem = holds(self._last, self._exit)
+        if self._output is not None:
+            record = {"event": "expect", "line": number, "expect": what, "held": problem is None}
+            _dump(self._output, {**record, "found": problem})
+        if problem is None:
+            return 0
+        self._failed += 1
+        render.say(f"Line {number}: expected {what}, and {problem}.")
+        return 1
+
+    def _write(self, number: int, text: str, seconds: float) -> None:
+        if self._output is None:
+            return
+        session = here.held
+        model = session.manifest.model if session is not None else None
+        failure = here.failure
+        _dump(
+            self._output,
+            {
+                "schema_version": 1,
+                "event": "command",
+                "line": number,
+                "command": text,
+                "exit_code": self._exit,
+                "seconds": seconds,
+                "result": here.record,
+                "error": {"fact": failure.fact, "remedy": failure.remedy} if failure else None,
+                "seed": (here.record or {}).get("seed"),
+                "at": now(),
+                "versions": _versions(),
+                "machine": {"platform": platform.platform(), "cpus": os.cpu_count()},
+                "model": {"name": model.name, "dtype": model.dtype, **model.parts} if model else None,
+            },
+        )
+
+    def _say_totals(self, totals: dict[str, Any]) -> None:
+        checked = render.count(totals["expectations"], "expectation")
+        failed = f"{totals['failed']} failed" if totals["failed"] else "all held"
+        render.say(
+            f"{render.count(totals['commands'], 'command')} and {checked} in "
+            f"{render.seconds(totals['seconds'])}; {failed}."
+        )
+
+
+Holds = Callable[[dict[str, Any], int], str | None]
+"""Looks at the last command's record and exit code; gives what is wrong, or `None`."""
+
+
+def _is_expectation(line: str) -> bool:
+    return line.strip().partition(" ")[0] == "expect"
+
+
+def _expectation(line: str, number: int) -> tuple[str, Holds]:
+    """Read an `expect` line.
+
+    Raises:
+        UsageError: It has none of the forms.
+    """
+    try:
+        words = shlex.split(line)[1:]
+    except ValueError:
+        words = []
+    what = line.strip().partition(" ")[2].strip()
+    if len(words) == 3:
+        subject, relation, value = words
+        if subject == "answer" and relation in ("contains", "lacks"):
+            return what, _answer(value, relation == "contains")
+        if (subject, relation) == ("stale", "below") and re.fullmatch(
+            r"\d{1,3}(\.\d{1,6})?%", value, re.ASCII
+        ):
+            return what, _stale(float(value[:-1]))
+        counted = ("refreshed", "missing", "exit", "lines", "tokens")
+        if subject in counted and relation == "equals" and re.fullmatch(r"\d{1,12}", value, re.ASCII):
+            return what, _count(subject, int(value))
+    raise UsageError(f"Line {number} expects nothing that can be checked: '{what}'.", _FORMS)
+
+
+def _answer(value: str, contains: bool) -> Holds:
+    def holds(record: dict[str, Any], code: int) -> str | None:
+        if "answer" not in record:
+            return "there was no answer"
+        return None if (value in record["answer"]) == contains else f"it was: {record['answer'].strip()}"
+
+    return holds
+
+
+def _stale(percent: float) -> Holds:
+    def holds(record: dict[str, Any], code: int) -> str | None:
+        if here.held is None:
+            return "there is no session"
+        rows = here.held.rows
+        found = 100 * int((rows.stale | rows.missing).sum()) / max(1, len(rows))
+        return None if found < percent else f"{found:.2f}% of the rows are stale or missing"
+
+    return holds
+
+
+def _count(subject: str, wanted: int) -> Holds:
+    def holds(record: dict[str, Any], code: int) -> str | None:
+        if subject == "exit":
+            found: Any = code
+        elif subject in ("refreshed", "missing") and isinstance(record.get("rows"), dict):
+            found = record["rows"][subject]
+        else:
+            found = record.get(subject)
+        if not isinstance(found, int):
+            return f"the last command reported no {subject}"
+        return None if found == wanted else f"it was {found}"
+
+    return holds
+
+
+def _versions() -> dict[str, str]:
+    names = ("torch", "transformers", "tokenizers")
+    return {
+        "kvedit": __version__,
+        "python": sys.version.split()[0],
+        **{name: version(name) for name in names},
+    }
+
+
+def _open(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise KveditError(
+            f"{path} cannot be written: {error.strerror or error}.", "Name a file in a folder of your own."
+        ) from None
+
+
+def _dump(output: TextIO, record: dict[str, Any]) -> None:
+    output.write(json.dumps(record) + "\n")
+    output.flush()
+
+
+class _Nowhere(io.TextIOWrapper):
+    """A stdout whose text nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8")

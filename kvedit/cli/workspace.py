@@ -1,0 +1,139 @@
+"""What one process keeps between commands: the settings, the last record, and a warm session."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvedit.errors import KveditError
+
+if TYPE_CHECKING:
+    from kvedit.document import Document
+    from kvedit.model import Model
+    from kvedit.session import Session
+
+
+@dataclass(slots=True)
+class Settings:
+    """What `set` changes: the defaults of `ask`, and what the REPL does.
+
+    Attributes:
+        budget: As `--budget` has it; `None` is the default budget.
+        policy: As `--policy` has it.
+        chat: Whether each question goes on with the conversation.
+        heal: Whether the REPL heals while it waits.
+    """
+
+    budget: str | None = None
+    policy: str = "sur"
+    chat: bool = False
+    heal: bool = True
+
+
+@dataclass(slots=True)
+class Workspace:
+    """The state of a process that runs commands: one from the shell, or many.
+
+    Attributes:
+        settings: The defaults that hold here.
+        warm: Keep session and model in memory between commands.
+        as_json: Print records instead of text.
+        folder: Where relative paths count from; the working directory if `None`.
+        name: The session to use where none is named; else the current one.
+        record: What the last command reported.
+        failure: The error with which it ended, if it did.
+    """
+
+    settings: Settings = field(default_factory=Settings)
+    warm: bool = False
+    as_json: bool = False
+    folder: Path | None = None
+    name: str | None = None
+    record: dict[str, Any] | None = None
+    failure: KveditError | None = None
+    _session: Session | None = None
+    _model: Model | None = None
+
+    def session(self, name: str | None = None) -> Session:
+        """Open a session, or take the warm one and read what another process has changed."""
+        from kvedit.session import Session
+        from kvedit.store import Home
+
+        home, asked = Home.default(), name or self.name
+        store = home.current() if asked is None else home.store(asked)
+        held = self._session
+        if held is not None and held.store.folder.absolute() == store.folder.absolute():
+            held.update()
+            return held
+        session = Session(store)
+        if self.warm and name is None:  # one that is named is for this command alone
+            self._remember_model()
+            self._session = session
+        return session
+
+    def ready(self, session: Session, model: str | None = None) -> None:
+        """Give a session its model, the warm one if that is the one it was computed with.
+
+        Args:
+            session: Gets it.
+            model: The session's model, at another place.
+        """
+        from kvedit.cli import render
+
+        if session.has_model and model is None:
+            return
+        self._remember_model()
+        warm, kept = self._model, session.manifest.model
+        if model is None and warm is not None and (warm.parts, warm.dtype_name) == (kept.parts, kept.dtype):
+            session.use_model(warm)
+            return
+        with render.working("Loading the model") as report:
+            session.use_model(session.find_model(model, report))
+
+    def hold(self, session: Session) -> None:
+        """Keep a session that was just loaded warm."""
+        if self.warm:
+            self._session, self.name = session, None
+
+    def drop(self) -> None:
+        """Let the warm session go; its model stays."""
+        self._remember_model()
+        self._session = None
+
+    @property
+    def held(self) -> Session | None:
+        """The warm session."""
+        return self._session
+
+    def give(self, record: dict[str, Any], as_json: bool, show: Callable[[], None]) -> None:
+        """Report a command's result: as one JSON object, or as text for a person."""
+        from kvedit.cli import render
+
+        self.record = record
+        if as_json:
+            render.out_json(record)
+        else:
+            show()
+
+    def document(self, file: str) -> Document:
+        """Read a user's file, or standard input for `-`."""
+        from kvedit.document import Document
+
+        if file == "-":
+            return Document.decode(sys.stdin.buffer.read(), "-", "Standard input")
+        return Document.read(self.path(file))
+
+    def path(self, file: str) -> Path:
+        """Give the path that a command names."""
+        return (self.folder or Path()) / file
+
+    def _remember_model(self) -> None:
+        if self._session is not None and self._session.has_model:
+            self._model = self._session.model
+
+
+here = Workspace()
+"""The workspace of this process."""

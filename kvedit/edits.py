@@ -1,0 +1,218 @@
+"""Edits of a document: insert, replace and move lines, and the difference of two texts.
+
+Each function counts the lines of the document it is given, and gives sorted, disjoint edits of
+its characters; no edits at all mean that nothing would change. Knows characters only.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+from kvedit.document import Document, Edit, LineRange
+from kvedit.errors import UsageError
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.)|\Z)", re.DOTALL)
+_NAMED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
+_LINES = re.compile(r"[^\n]*\n|[^\n]+\Z")
+
+
+def insertion(document: Document, after: int, text: str, *, exact: bool = False) -> list[Edit]:
+    """Insert lines after line `after`; 0 is the top.
+
+    Args:
+        document: What to edit.
+        after: Line that stays before the new ones.
+        text: The new lines. They get the document's line endings, the last one too.
+        exact: Take the characters as they are, without a line ending of their own.
+
+    Raises:
+        UsageError: There is no such line, or no text.
+    """
+    at = _end_of_line(document, after)
+    if not exact:
+        newline = document.newline
+        text = _with_endings(text, newline)
+        text += "" if text.endswith("\n") else newline
+        if at == len(document.text) and _is_open(document):
+            text = newline + text.removesuffix(newline)
+    if not text:
+        raise UsageError("There is no text to insert.", "Give a TEXT, --file FILE, or - for standard input.")
+    return [Edit(at, at, text)]
+
+
+def replacement(document: Document, lines: LineRange, text: str, *, exact: bool = False) -> list[Edit]:
+    """Put other lines in the place of some.
+
+    Args:
+        document: What to edit.
+        lines: The lines to replace.
+        text: The new lines; they end as the last one replaced did.
+        exact: Take the characters as they are, without a line ending of their own.
+
+    Raises:
+        UsageError: The range lies outside the document.
+    """
+    start, stop = document.characters(*lines.resolve(document.line_count))
+    if not exact:
+        newline = document.newline
+        text = _with_endings(text, newline)
+        if document.text[start:stop].endswith("\n"):
+            text += "" if text.endswith("\n") else newline
+        else:
+            text = text.removesuffix(newline)
+    return _trimmed(document.text, Edit(start, stop, text))
+
+
+def movement(document: Document, lines: LineRange, after: int) -> list[Edit]:
+    """Move lines to stand after line `after`, counted before the move.
+
+    A last line without a line ending leaves that to the line that comes last then.
+
+    Raises:
+        UsageError: The range or the line lies outside the document, or the one in the other.
+    """
+    first, last = lines.resolve(document.line_count)
+    at = _end_of_line(document, after)
+    if first < after < last:
+        raise UsageError(
+            f"Line {after} is one of the lines {lines} that would be moved.",
+            "Name a line outside the range.",
+        )
+    if after in (first, last):
+        return []
+    text = document.text
+    start, stop = document.characters(first, last)
+    if stop == len(text) and _is_open(document):
+        cut = start - len(_ending(text[:start]))
+        moved = [Edit(at, at, text[start:stop], start), Edit(at, at, text[cut:start])]
+        return [*moved, Edit(cut, stop)]
+    if at == len(text) and _is_open(document):
+        ending = _ending(text[start:stop])
+        block = text[start : stop - len(ending)]
+        return [Edit(start, stop), Edit(at, at, ending), Edit(at, at, block, start)]
+    moved = [Edit(start, stop), Edit(at, at, text[start:stop], start)]
+    return sorted(moved, key=lambda edit: edit.start)
+
+
+def difference(old: str, new: str) -> list[Edit]:
+    """Find edits of whole lines, trimmed to what differs in them, that turn one text into another.
+
+    Lines are compared by Python's `difflib` within what the texts do not share at both ends.
+    """
+    before, after = _LINES.findall(old), _LINES.findall(new)
+    head = _shared(before, after)
+    tail = _shared(before[head:][::-1], after[head:][::-1])
+    left, right = before[head : len(before) - tail], after[head : len(after) - tail]
+    starts = [sum(map(len, before[:head]))]
+    for line in left:
+        starts.append(starts[-1] + len(line))
+    found: list[Edit] = []
+    for kind, a, b, c, d in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+        if kind != "equal":
+            found += _trimmed(old, Edit(starts[a], starts[b], "".join(right[c:d])))
+    return found
+
+
+def unescape(text: str) -> str:
+    r"""Read `\n`, `\r`, `\t`, `\\`, `\uXXXX` and `\UXXXXXXXX`.
+
+    Raises:
+        UsageError: A backslash before anything else.
+    """
+
+    def read(match: re.Match[str]) -> str:
+        code = match[1] or match[2]
+        if code and int(code, 16) <= 0x10FFFF and not 0xD800 <= int(code, 16) <= 0xDFFF:
+            return chr(int(code, 16))
+        if match[3] in _NAMED:
+            return _NAMED[match[3]]
+        raise UsageError(
+            f"'{match[0]}' is no escape.", r"Write \n, \r, \t, \\, \uXXXX, or leave --escapes out."
+        )
+
+    return _ESCAPE.sub(read, text)
+
+
+def escape(text: str) -> str:
+    """Write a text on one line of printable characters, as `unescape` reads it."""
+    names = {char: f"\\{name}" for name, char in _NAMED.items()}
+    return "".join(
+        names.get(char)
+        or (
+            char
+            if char.isprintable()
+            else f"\\u{ord(char):04x}"
+            if ord(char) < 65536
+            else f"\\U{ord(char):08x}"
+        )
+        for char in text
+    )
+
+
+def line_counts(old: Document, new: Document, changes: Sequence[Edit]) -> tuple[int, int]:
+    """Count the lines that changes took away from one text and put into the other."""
+    removed = added = offset = 0
+    for edit in changes:
+        start = edit.start + offset
+        removed += _lines_touched(old, edit.start, edit.stop)
+        added += _lines_touched(new, start, start + len(edit.text))
+        offset += len(edit.text) - (edit.stop - edit.start)
+    return removed, added
+
+
+def _lines_touched(document: Document, start: int, stop: int) -> int:
+    """Count the lines with characters in `[start, stop)`; the end of a line before them is not theirs."""
+    ending = re.match(r"\r?\n", document.text[start:stop])
+    if ending and ending.end() < stop - start and start not in document.line_starts:
+        start += ending.end()
+    if start >= stop:
+        return 0
+    starts = document.line_starts
+    return bisect_right(starts, stop - 1) - bisect_right(starts, start) + 1
+
+
+def _end_of_line(document: Document, line: int) -> int:
+    """Give the character after a line, 1-based; 0 is the start of the text."""
+    count = document.line_count
+    if not 0 <= line <= count:
+        held = "no lines" if count == 0 else f"lines 1 to {count}"
+        raise UsageError(
+            f"There is no line {line} to stand after; the document has {held}.",
+            "Run `kvedit show` to see the lines with their numbers; 0 is the top.",
+        )
+    return (*document.line_starts, len(document.text))[line] if line else 0
+
+
+def _is_open(document: Document) -> bool:
+    """Whether the last line has no line ending."""
+    return bool(document.text) and not document.text.endswith("\n")
+
+
+def _ending(text: str) -> str:
+    return "\r\n" if text.endswith("\r\n") else "\n" if text.endswith("\n") else ""
+
+
+def _with_endings(text: str, newline: str) -> str:
+    return re.sub(r"\r?\n", newline, text) if newline == "\r\n" else text
+
+
+def _trimmed(old: str, edit: Edit) -> list[Edit]:
+    """Leave out of an edit what it would not change at its two ends; nothing if that is all."""
+    replaced = old[edit.start : edit.stop]
+    head = _shared(replaced, edit.text)
+    replaced, text = replaced[head:], edit.text[head:]
+    tail = _shared(replaced[::-1], text[::-1])
+    if not replaced and not text:
+        return []
+    return [Edit(edit.start + head, edit.stop - tail, text[: len(text) - tail])]
+
+
+def _shared(left: Sequence[str], right: Sequence[str]) -> int:
+    """Count the elements that two sequences share at their start."""
+    count = 0
+    while count < min(len(left), len(right)) and left[count] == right[count]:
+        count += 1
+    return count

@@ -1,0 +1,91 @@
+"""Heal: recompute rows from the frontier onward, piece by piece, so that they become exact."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvedit.cache import States
+from kvedit.present import Present
+from kvedit.refresh import refresh_
+from kvedit.rows import RowTable
+from kvedit.timing import clock
+
+_GATHER_ROWS = 1024
+_PIECE_ROWS = 16  # to begin with, before it is known how fast this machine is
+
+
+class Healing:
+    """The sweep of one session, which can stop after any piece.
+
+    Rows before the frontier are exact; the rows that are computed next, in order, see only exact
+    ones, and so become exact themselves. Rows count as healed once they are kept.
+
+    Args:
+        session: Healed. Nobody else may change it between two pieces.
+    """
+
+    def __init__(self, session: Present) -> None:
+        self._session = session
+        self._rows: RowTable = session.rows
+        self._start = self.frontier = session.rows.frontier
+        self._parts: list[States] = []
+        self._size = _PIECE_ROWS
+        self._gathered = False
+
+    @property
+    def left(self) -> int:
+        """Rows that are not exact yet."""
+        return len(self._rows) - self.frontier
+
+    @property
+    def unkept(self) -> int:
+        """Rows that were computed and are not kept yet."""
+        return self.frontier - self._start
+
+    @property
+    def current(self) -> bool:
+        """Whether the session is still the one that this heals."""
+        return self._rows is self._session.rows
+
+    def step(self, limit: int, seconds: float) -> int:
+        """Do one piece of about `seconds`; give the rows that were computed, 0 while preparing.
+
+        Args:
+            limit: Rows at most.
+            seconds: What the piece may take, as far as the pieces before tell.
+        """
+        if not self._gathered:
+            return self._prepare()
+        session = self._session
+        size = min(limit, self.left, self._size)
+        rows = np.arange(self.frontier, self.frontier + size)
+        session.working.forget(rows)
+        start = clock()
+        ids = session.model.to_device(session.ids)
+        self._parts += refresh_(session.model, session.working.cache, ids, rows, "direct")
+        self.frontier += size
+        taken = clock() - start
+        if taken > 0:  # never more than twice as many as before: one fast piece may be luck
+            self._size = max(1, min(2 * self._size, int(size * seconds / taken)))
+        return size
+
+    def keep(self) -> None:
+        """Keep what was computed, unless the session has changed since. The caller holds the lock."""
+        if not self._parts or not self.current:
+            return
+        session, count = self._session, self.unkept
+        rows = np.arange(self._start, self.frontier)
+        session.keep([States.concatenate(self._parts)], f"heal --budget {count}t")
+        session.working.settle(session.rows, rows)
+        self._parts, self._start, self._rows = [], self.frontier, session.rows
+
+    def _prepare(self) -> int:
+        """Bring some of the exact rows into the working cache."""
+        session = self._session
+        session.read_segments()
+        session.working.reserve(len(self._rows))
+        wanted = session.working.differing(self._rows)
+        wanted = wanted[wanted < self.frontier][:_GATHER_ROWS]
+        session.working.gather_(self._rows, wanted, session.segments)
+        self._gathered = len(wanted) < _GATHER_ROWS
+        return 0

@@ -1,0 +1,279 @@
+"""The present state of a session: what is on disk, and what of it is in memory.
+
+`Session` has the verbs; here is what they stand on. Loads no torch until something is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvedit.document import Document, Edit, Source
+from kvedit.errors import SessionError
+from kvedit.prompt import Prompt, check_context
+from kvedit.rows import RowTable
+from kvedit.store import Entry, Journal, Manifest, Revision, Store
+from kvedit.timing import now
+from kvedit.tokenizer import Tokenizer
+from kvedit.tokens import Splice, Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvedit.cache import States
+    from kvedit.model import Model
+    from kvedit.working import WorkingCache
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Present:
+    """A document in a model's cache, as it is now.
+
+    Attributes:
+        store: Its files.
+        manifest: What was fixed at load, and which revision is the present one.
+        journal: All revisions.
+        revision: The present one.
+        document: The present text.
+        tokenizer: The tokenizer that encoded it.
+        tokens: Its tokens.
+        rows: Where each row lives: of head, document and conversation.
+        segments: Raw keys and values `[L, H, N, D]` by segment, once read.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.segments: dict[str, tuple[Tensor, Tensor]] = {}
+        self._segment_ids: dict[str, npt.NDArray[np.int32]] = {}
+        self._model: Model | None = None
+        self._working: WorkingCache | None = None
+        self._read()
+
+    def _read(self) -> None:
+        manifest, journal = self.store.read()
+        self.tokenizer = Tokenizer(self.store.read_tokenizer(manifest.tokenizer))
+        self._show(manifest, journal, journal.revision(manifest.revision))
+
+    def _show(self, manifest: Manifest, journal: Journal, revision: Revision) -> None:
+        document = Document(revision.text, Source(manifest.source, manifest.encoding, manifest.bom))
+        tokens = self.tokenizer.encode_text(document.text)
+        rows = RowTable.from_pieces(revision.rows, revision.entry.frontier)
+        expected = len(manifest.head_ids) + len(tokens) + len(revision.turns)
+        if len(rows) != expected:
+            raise SessionError(
+                f"The session is damaged: it has {len(rows)} rows for {expected} tokens.",
+                "Load the document again with `kvedit load FILE --force`.",
+            )
+        self.manifest, self.journal, self.revision = manifest, journal, revision
+        self.document, self.tokens, self.rows = document, tokens, rows
+
+    @property
+    def ids(self) -> IntArray:
+        """Ids of all rows: head, document and conversation. `int64 [T]`."""
+        head, turns = (
+            np.array(part, dtype=np.int64) for part in (self.manifest.head_ids, self.revision.turns)
+        )
+        return np.concatenate([head, self.tokens.ids, turns])
+
+    @property
+    def document_rows(self) -> int:
+        """Rows of head and document, without the conversation."""
+        return len(self.manifest.head_ids) + len(self.tokens)
+
+    @property
+    def prompt(self) -> Prompt:
+        """The layout that was fixed at load."""
+        kept = self.manifest
+        return Prompt(kept.head_ids, kept.before_question, kept.after_question, kept.before_next)
+
+    @property
+    def replay_s(self) -> float:
+        """Estimated time of recomputing every row from the frontier on."""
+        return (len(self.rows) - self.rows.frontier) / self.manifest.prefill_tokens_per_s
+
+    @property
+    def model(self) -> Model:
+        """The model that computed the rows; opened when it is first needed.
+
+        Raises:
+            ModelError: It cannot be had.
+            SessionError: What is there now is another one.
+        """
+        if self._model is None:
+            self.use_model(self.find_model())
+        assert self._model is not None
+        return self._model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the model is open."""
+        return self._model is not None
+
+    @property
+    def working(self) -> WorkingCache:
+        """The working cache, kept warm."""
+        if self._working is None:
+            from kvedit.working import WorkingCache
+
+            self._working = WorkingCache(self.model)
+        return self._working
+
+    def find_model(self, name: str | None = None, report: Callable[[str], None] = lambda text: None) -> Model:
+        """Open the model from where it was at load, or from `name`; raises as `model` does."""
+        from kvedit.model import Model
+        from kvedit.model.resolve import resolve
+
+        record = self.manifest.model
+        at_load = Path(record.directory)
+        known = name is None and at_load.is_dir()
+        directory = at_load if known else resolve(name or record.name, report)
+        return Model.open(directory, device=record.device, dtype=record.dtype)
+
+    def use_model(self, model: Model) -> None:
+        """Give the session the model that computed its rows.
+
+        Raises:
+            SessionError: It is another model; names the part that differs.
+        """
+        if model is self._model:
+            return
+        for part, recorded in self.manifest.model.parts.items():
+            if model.parts.get(part) != recorded:
+                raise SessionError(
+                    f"The session was computed by another model: the {part.replace('_', ' ')} differs.",
+                    f"Use the model '{self.manifest.model.name}' as it was, or load the document "
+                    "again with `kvedit load FILE --force`.",
+                )
+        self._model, self._working = model, None
+
+    @contextmanager
+    def writing(self, command: str) -> Iterator[None]:
+        """Hold the session's lock, and begin with what is on disk now.
+
+        Raises:
+            LockedError: Another process is changing it.
+        """
+        with self.store.lock(command, now()):
+            self.update()
+            yield
+
+    def update(self) -> None:
+        """Read again what another process has changed."""
+        if self.store.read_manifest() != self.manifest:
+            self._read()
+
+    def read_segments(self) -> None:
+        """Read and verify the segments that the present rows live in.
+
+        Raises:
+            SessionError: One is missing or damaged, or holds other tokens than the document.
+        """
+        ids, row, needed = self.ids, 0, set(self.rows.segments)
+        for name in set(self.segments) - needed:
+            del self.segments[name], self._segment_ids[name]
+        for piece in self.rows.pieces():
+            if piece.segment is not None:
+                if piece.segment not in self.segments:
+                    tensors = self.store.read_segment(piece.segment)
+                    self.segments[piece.segment] = (tensors["keys"], tensors["values"])
+                    self._segment_ids[piece.segment] = tensors["ids"].numpy()
+                held = self._segment_ids[piece.segment][piece.start : piece.start + piece.length]
+                if not np.array_equal(held, ids[row : row + piece.length]):
+                    raise SessionError(
+                        f"The session is damaged: segment {piece.segment} holds the wrong tokens.",
+                        "Load the document again with `kvedit load FILE --force`.",
+                    )
+            row += piece.length
+
+    def edit(self, edits: Sequence[Edit], command: str) -> Splice:
+        """Change the text; nothing is computed. The caller holds the lock.
+
+        Raises:
+            ContextError: The text would not fit the model's context.
+        """
+        document = self.document.apply(edits)
+        tokens = self.tokenizer.encode_text(document.text)
+        head, turns = len(self.manifest.head_ids), self.revision.turns
+        shortest = len(self.prompt.question_ids(self.tokenizer, "")) + 1
+        context = self.manifest.model.context_length
+        check_context(head + len(tokens) + len(turns), shortest, "the shortest question", context)
+        splice = Splice.align(self.tokens, tokens, edits, len(self.document.text))
+        rows = self.rows.splice(splice, head, len(self.tokens))
+        self.commit(command, rows, document=document, tokens=tokens, changes=tuple(edits))
+        return splice
+
+    def commit(
+        self,
+        command: str,
+        rows: RowTable,
+        *,
+        document: Document | None = None,
+        tokens: Tokens | None = None,
+        changes: tuple[Edit, ...] = (),
+        turns: tuple[int, ...] | None = None,
+    ) -> None:
+        """Write a revision after the present one, and make it the present one."""
+        document, tokens = document or self.document, tokens or self.tokens
+        before, number = self.revision.entry, len(self.journal)
+        entry = Entry(
+            number=number,
+            parent=before.number,
+            state=number if changes else before.state,
+            created=now(),
+            command=command,
+            edits=before.edits + bool(changes),
+            changes=tuple(replace(edit, origin=None) for edit in changes),
+            lines=document.line_count,
+            tokens=len(rows),
+            stale=int(rows.stale.sum()),
+            missing=int(rows.missing.sum()),
+            frontier=rows.frontier,
+        )
+        pieces = tuple(rows.pieces())
+        revision = Revision(entry, document.text, pieces, self.revision.turns if turns is None else turns)
+        try:
+            self.store.append(self.journal, revision)
+            self._publish(number, () if changes else self.manifest.undone)
+        except BaseException:
+            # What was written does not count; neither must it in memory.
+            self.journal = Journal(self.store.folder, self.manifest.journal)
+            raise
+        # Rolled up and unrolled again, the table names no segment that it does not use.
+        self.rows = RowTable.from_pieces(pieces, rows.frontier)
+        self.revision, self.document, self.tokens = revision, document, tokens
+
+    def go_to(self, number: int, undone: tuple[int, ...]) -> None:
+        """Make an earlier or later revision the present one. The caller holds the lock."""
+        revision = self.journal.revision(number)
+        self._publish(number, undone)
+        self._show(self.manifest, self.journal, revision)
+
+    def _publish(self, number: int, undone: tuple[int, ...]) -> None:
+        manifest = replace(self.manifest, revision=number, undone=undone, journal=self.journal.record)
+        self.store.write_manifest(manifest)
+        self.manifest = manifest
+
+    def keep(self, parts: Sequence[States], command: str, turns: tuple[int, ...] | None = None) -> None:
+        """Keep recomputed rows, in a revision of the same text. The caller holds the lock.
+
+        Args:
+            parts: Raw states, each of ascending rows; a later part was computed after an earlier.
+            command: What made them.
+            turns: The conversation's ids, if it went on; their rows follow the present ones.
+        """
+        ids, rows = self.ids, self.rows
+        if turns is not None:
+            grown = turns[len(self.revision.turns) :]
+            ids = np.concatenate([ids, np.array(grown, dtype=np.int64)])
+            rows = rows.extended(len(grown))
+        for states in parts:
+            place = states.rows.cpu().numpy()
+            rows = rows.computed(place, self.store.write_segment(states, ids[place]))
+        self.commit(command, rows, turns=turns)

@@ -1,0 +1,67 @@
+"""The commands that rebuild a session: its load, its edits and its questions, one a line."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from kvedit.document import Document, Edit
+from kvedit.edits import escape
+from kvedit.store import Entry, Manifest
+
+_VERBATIM = ("delete", "move", "ask", "heal", "forget")
+
+
+def script(manifest: Manifest, past: Sequence[Entry], texts: Sequence[str]) -> str:
+    """Write the script.
+
+    Args:
+        manifest: Of the session.
+        past: The revisions from the first to the present one.
+        texts: Their texts.
+    """
+    digest = hashlib.sha256(texts[0].encode()).hexdigest()
+    lines = [f"# The text of the document had the SHA-256 {digest}."]
+    source = manifest.source
+    if source == "-" or past[0].command != "load":
+        source = "document.txt"
+        lines.append(f"# It is not a file's: write that text to {source} first.")
+    words = ["load", source, "--model", manifest.model.name]
+    if manifest.system is not None:
+        words += ["--system", manifest.system]
+    for option, value in (("--device", manifest.model.device), ("--dtype", manifest.model.dtype)):
+        words += [option, value]
+    lines.append(shlex.join(words))
+    for entry, before in zip(past[1:], texts, strict=False):
+        if entry.command.partition(" ")[0] in _VERBATIM:
+            lines.append(entry.command)
+        else:
+            lines += spell(Document(before), entry.changes)
+    return "\n".join(lines) + "\n"
+
+
+def spell(document: Document, changes: Sequence[Edit]) -> list[str]:
+    """Give commands that make changes of a text, in turn, from the last change to the first."""
+    commands: list[str] = []
+    for edit in reversed(changes):
+        commands.append(_spell_one(document, edit))
+        document = document.apply([edit])
+    return commands
+
+
+def _spell_one(document: Document, edit: Edit) -> str:
+    text, ends = document.text, (*document.line_starts, len(document.text))
+    whole = edit.start in ends and edit.stop in ends
+    if whole and edit.start == edit.stop:
+        after = 0 if edit.start == 0 else ends.index(edit.start)
+        return f"insert --after {after} --exact -- {shlex.quote(escape(edit.text))}"
+    first = bisect_right(document.line_starts, edit.start) - 1
+    last = max(first + 1, bisect_right(document.line_starts, max(edit.stop - 1, 0)))
+    start, stop = document.characters(first, last)
+    new = text[start : edit.start] + edit.text + text[edit.stop : stop]
+    lines = str(first + 1) if last == first + 1 else f"{first + 1}-{last}"
+    if not new:
+        return f"delete --lines {lines}"
+    return f"replace --lines {lines} --exact -- {shlex.quote(escape(new))}"

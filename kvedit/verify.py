@@ -1,0 +1,122 @@
+"""Verify: compare the working cache with a clean prefill of the same ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvedit.ask import DEFAULT_NEW_TOKENS, Asking, Options
+from kvedit.cache import KVCache
+from kvedit.decode import Sampler, decode_, prefill_question_
+from kvedit.model import CHUNK_ROWS, Model
+from kvedit.present import Present
+from kvedit.prompt import check_context
+from kvedit.refresh import prefill_, refresh_
+from kvedit.reports import Comparison, Verification
+from kvedit.timing import Timings
+
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Relative deviation that rounding alone may reach: other chunks are other orders of summation."""
+
+
+def verify(
+    session: Present,
+    question: str | None,
+    options: Options,
+    max_new_tokens: int,
+    progress: Callable[[int, int], None],
+) -> Verification:
+    """Compare; see `Session.verify`. Nothing is kept."""
+    model, ids = session.model, session.ids
+    total = len(ids)
+    timings = Timings()
+    asking = Asking(session, options, timings, lambda name: None)
+    # Without --continue a question sees head and document alone, and so do its two caches.
+    seen = len(asking.rows)
+    question_ids = None
+    if question is not None:
+        next_turn = options.chat and bool(session.revision.turns)
+        encoded = session.prompt.question_ids(session.tokenizer, question, next_turn=next_turn)
+        check_context(seen, len(encoded) + max_new_tokens, "question and answer", model.context_length)
+        question_ids = model.to_device(encoded)
+    room = 0 if question_ids is None else len(question_ids) + max_new_tokens
+
+    clean = model.new_cache(seen + room)
+    for states in prefill_(model, clean, model.to_device(ids[:seen])):
+        progress(int(states.rows[-1]) + 1, total)
+    asking.shift(seen + room)
+    budget = options.budget.resolve(int(asking.rows.suffix.sum()))
+    support = np.zeros(0, dtype=np.int64)
+    if question is not None:
+        support, _, _ = asking.select(question, budget)
+    computed = np.union1d(support, np.flatnonzero(asking.rows.missing))
+    working = session.working
+    working.forget(computed)
+    list(refresh_(model, working.cache, model.to_device(ids[:seen]), computed, "packed"))
+    keys, key_heat = _deviation(working.cache.keys, clean.keys, seen)
+    values, value_heat = _deviation(working.cache.values, clean.values, seen)
+    heat = np.maximum(key_heat, value_heat)
+    frontier, tolerance = min(asking.rows.frontier, seen), _TOLERANCE[model.dtype]
+    comparison = None
+    if question_ids is not None:
+        working.forget(np.arange(seen, working.cache.capacity))
+        comparison = _compare(session, working.cache, clean, seen, question_ids, max_new_tokens)
+    return Verification(
+        tokens=seen,
+        frontier=frontier,
+        computed=len(computed),
+        keys=keys,
+        values=values,
+        heat=heat,
+        exact_deviation=float(heat[:, :frontier].max(initial=0.0)),
+        tolerance=tolerance,
+        exact=bool(heat.max(initial=0.0) <= tolerance),
+        comparison=comparison,
+    )
+
+
+def _deviation(held: Tensor, clean: Tensor, total: int) -> tuple[tuple[float, ...], np.ndarray]:
+    """Relative deviation of `[L, H, T, D]`: one number a layer, and `float32 [L, T]`."""
+    layers: list[float] = []
+    heat = np.zeros((len(held), total), dtype=np.float32)
+    for layer in range(len(held)):  # one at a time: a copy of all would double the memory
+        right = clean[layer, :, :total].float()
+        gap = (held[layer, :, :total].float() - right).square().sum(dim=(0, 2))
+        norm = right.square().sum(dim=(0, 2))
+        layers.append(float((gap.sum() / norm.sum().clamp_min(1e-30)).sqrt()))
+        heat[layer] = (gap / norm.clamp_min(1e-30)).sqrt().cpu().numpy()
+    return tuple(layers), heat
+
+
+def _compare(
+    session: Present, held: KVCache, clean: KVCache, total: int, question: Tensor, limit: int
+) -> Comparison:
+    """Answer on both caches, and rank the clean answer's tokens on the other."""
+    model = session.model
+    held.length = clean.length = total
+    repaired, _ = prefill_question_(model, held, question)
+    reference, _ = prefill_question_(model, clean, question)
+    log_p, log_q = (torch.log_softmax(logits.double(), dim=-1) for logits in (reference, repaired))
+    clean_ids = _greedy(model, clean, reference, limit)
+    agreed = int(repaired.argmax() == reference.argmax())
+    for place, token in enumerate(clean_ids[1:]):
+        logits, _ = prefill_question_(model, held, torch.tensor([clean_ids[place]], device=model.device))
+        agreed += int(logits.argmax()) == token
+    held.length = total + len(question)
+    ids = _greedy(model, held, repaired, limit)
+    return Comparison(
+        kl=float((log_p.exp() * (log_p - log_q)).sum()),
+        agreement=agreed / max(1, len(clean_ids)),
+        answer=session.tokenizer.decode(ids),
+        clean_answer=session.tokenizer.decode(clean_ids),
+    )
+
+
+def _greedy(model: Model, cache: KVCache, logits: Tensor, limit: int) -> list[int]:
+    return list(decode_(model, cache, logits, Sampler(0.0, 0), limit, []))
+
+
+__all__ = ["CHUNK_ROWS", "DEFAULT_NEW_TOKENS", "verify"]
