@@ -20,9 +20,9 @@ demo: $(VENV)/ready
 test: check
 	$(BIN)/pytest
 
-# Without the tests that need the default model.
+# Without the tests that need the default model, or a minute.
 fast: check
-	$(BIN)/pytest -m "not model"
+	$(BIN)/pytest -m "not model and not slow"
 
 check: $(VENV)/ready
 	$(BIN)/ruff format --check kvedit tests benchmarks docs

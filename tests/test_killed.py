@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -72,6 +73,36 @@ while line := sys.stdin.readline():
 """
 
 
+OTHERS = [
+    r"insert --after 3 --exact 'One.\n\nTwo.\n'",
+    "move --lines 1-2 --after 5",
+    "undo",
+    "redo",
+    "heal --budget 50%",
+    "ask 'And item 4?' --continue --max-new-tokens 3",
+    "checkout 1",
+    "purge",
+    "sessions compact",
+    "sessions copy contract other",
+    "sessions use contract",
+]
+SCRIPT = [
+    r"insert --after 5 --exact 'A new line.\nAnd another of them.\n'",
+    "ask 'What are the fees of item 9?' --budget 30% --max-new-tokens 3",
+    "move --lines 10-12 --after 20",
+    "heal --budget 40%",
+    "undo",
+    "redo",
+    "ask 'And of item 11?' --continue --max-new-tokens 4",
+    "delete --lines 30-34",
+    "undo 2",
+    "replace --lines 3 'Line 3 is another one now.'",
+    "purge",
+    "append 'The last line.'",
+    "heal",
+]
+
+
 class Done(NamedTuple):
     code: int
     out: str
@@ -113,6 +144,11 @@ class Server:
         done = self.end()
         assert "Traceback" not in done.err, done.err
         return done
+
+    def runs(self, home: Path, lines: list[str]) -> None:
+        for line in lines:
+            done = self.run(home, *shlex.split(line))
+            assert done.code == 0, (line, done.err)
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +199,12 @@ def long(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return stage(tmp_path_factory.mktemp("long"), server, 120)
 
 
+@pytest.fixture(scope="module")
+def medium(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    # Fewer rows than healing computes before it keeps some: each command takes effect at once.
+    return stage(tmp_path_factory.mktemp("medium"), server, 40)
+
+
 def held(home: Path) -> tuple[Any, ...] | None:
     """All that a session says, each of its files read and checked."""
     store = Store(home / "contract")
@@ -170,8 +212,9 @@ def held(home: Path) -> tuple[Any, ...] | None:
         return None
     session = Session(store)
     session.read_segments()
-    entry = session.revision.entry
-    return session.document.text, entry.edits, session.revision.rows, entry.frontier
+    entry, revision = session.revision.entry, session.revision
+    told = (entry.edits, entry.frontier, revision.turns, session.manifest.undone)
+    return session.document.text, revision.rows, *told
 
 
 def check_next(server: Server, home: Path, states: tuple[Any, Any]) -> None:
@@ -200,6 +243,55 @@ def test_killed_before_any_change_of_a_file_a_session_is_as_before_or_after(serv
         seen.append(held(home) == states[1])
         check_next(server, home, states)
     assert (seen == sorted(seen), step > 5) == (True, True)  # once it has taken effect, it stays so
+
+
+@pytest.mark.parametrize("words", OTHERS, ids=lambda words: words.partition(" ")[0])
+def test_killed_before_any_change_of_a_file_by_another_command_too(server, short, tmp_path, words):
+    home, args = tmp_path / "home", shlex.split(words)
+    setup = ["delete --lines 3", "ask Why? --budget 30% --max-new-tokens 2 --continue", "undo"]
+    server.runs(short.copy(home), setup)
+    start = shutil.copytree(home, tmp_path / "start")
+    before = held(home)
+    assert server.run(home, *args).code == 0
+    states = (before, held(home))
+    for step in count(1):
+        shutil.rmtree(home)
+        shutil.copytree(start, home)
+        done = server.run(home, *args, step=step)
+        if done.code == 0:
+            break
+        assert held(home) in states
+        if step % 5 == 1:
+            assert server.run(home, "sessions", "check").code == 0
+    assert step > 2
+
+
+@pytest.mark.slow
+def test_killed_at_two_hundred_random_instants_of_a_script_a_session_is_at_one_of_its_steps(
+    server, medium, tmp_path
+):
+    home, chance, script = tmp_path / "home", random.Random(200), tmp_path / "script.kvedit"
+    script.write_text("\n".join(SCRIPT))
+    states = [held(medium.copy(home))]
+    for line in SCRIPT:
+        server.runs(home, [line])
+        states.append(held(home))
+    whole = server.run(medium.copy(home), "replay", script)
+    assert (whole.code, held(home)) == (0, states[-1]), whole.err
+    found: set[int] = set()
+    killed = 0
+    for turn in range(200):
+        pid = server.start(medium.copy(home), "replay", script)
+        time.sleep(whole.seconds * (turn + chance.random()) / 200)
+        os.kill(pid, signal.SIGKILL)
+        killed += server.end().code == -signal.SIGKILL
+        assert held(home) in states
+        found.add(states.index(held(home)))
+        if turn % 10 == 0:
+            assert server.run(home, "sessions", "check").code == 0
+            check_next(server, home, tuple(states))
+    assert killed > 150
+    assert len(found) > len(SCRIPT) // 2  # the instants fell into all of it
 
 
 def test_killed_in_a_first_load_there_is_no_session_or_a_whole_one(server, short, tmp_path):
@@ -247,7 +339,7 @@ def test_an_interrupt_ends_a_command_without_a_trace(server, short, tmp_path, co
         assert "nterrupted" in done.err
         assert held(home) in states
         names = {path.stem for path in home.rglob("*.safetensors")}
-        assert command != "load" or names == {piece.segment for piece in held(home)[2]}
+        assert command != "load" or names == {piece.segment for piece in held(home)[1]}
     assert step > 5
 
 
