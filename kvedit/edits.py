@@ -153,25 +153,42 @@ def escape(text: str) -> str:
 
 
 def line_counts(old: Document, new: Document, changes: Sequence[Edit]) -> tuple[int, int]:
-    """Count the lines that changes took away from one text and put into the other."""
-    removed = added = offset = 0
+    """Count the lines that changes took away from one text and put into the other.
+
+    A line whose characters changed went and came. A moved one did, too.
+    """
+    starts = old.line_starts
+    near: set[int] = set()  # all other lines are surely still there
     for edit in changes:
-        start = edit.start + offset
-        removed += _lines_touched(old, edit.start, edit.stop)
-        added += _lines_touched(new, start, start + len(edit.text))
-        offset += len(edit.text) - (edit.stop - edit.start)
-    return removed, added
+        first = max(0, bisect_right(starts, edit.start - 1) - 1)
+        near.update(range(first, bisect_right(starts, edit.stop)))
+    removed = sum(not _is_kept(old, new, changes, line) for line in near)
+    return removed, removed + new.line_count - old.line_count
 
 
-def _lines_touched(document: Document, start: int, stop: int) -> int:
-    """Count the lines with characters in `[start, stop)`; the end of a line before them is not theirs."""
-    ending = re.match(r"\r?\n", document.text[start:stop])
-    if ending and ending.end() < stop - start and start not in document.line_starts:
-        start += ending.end()
-    if start >= stop:
-        return 0
-    starts = document.line_starts
-    return bisect_right(starts, stop - 1) - bisect_right(starts, start) + 1
+def _is_kept(old: Document, new: Document, changes: Sequence[Edit], line: int) -> bool:
+    """Whether a line (0-based) is still a line of its own; at an open end its ending may come or go."""
+    content, ending = _line_at(old, line)
+    start = old.line_starts[line]
+    # What must have survived: its characters, or the line feed that makes an empty line.
+    stop = start + (len(content) or len(ending))
+    start = start if content else stop - 1
+    shift = 0
+    for edit in changes:
+        if edit.stop <= start:
+            shift += len(edit.text) - (edit.stop - edit.start)
+        elif edit.start < stop:
+            return False
+    found, end = _line_at(new, bisect_right(new.line_starts, start + shift) - 1)
+    return found == content and (end == ending or not end or not ending)
+
+
+def _line_at(document: Document, line: int) -> tuple[str, str]:
+    """Give a line (0-based) and its ending."""
+    starts, last = document.line_starts, line + 1 == document.line_count
+    text = document.text[starts[line] : None if last else starts[line + 1]]
+    ending = _ending(text)
+    return text[: len(text) - len(ending)], ending
 
 
 def _end_of_line(document: Document, line: int) -> int:
@@ -196,7 +213,7 @@ def _ending(text: str) -> str:
 
 
 def _with_endings(text: str, newline: str) -> str:
-    return re.sub(r"\r?\n", newline, text) if newline == "\r\n" else text
+    return re.sub(r"\r?\n", newline, text)
 
 
 def _trimmed(old: str, edit: Edit) -> list[Edit]:

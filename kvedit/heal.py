@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 
 from kvedit.cache import States
@@ -10,8 +12,9 @@ from kvedit.refresh import refresh_
 from kvedit.rows import RowTable
 from kvedit.timing import clock
 
-_GATHER_ROWS = 1024
-_PIECE_ROWS = 16  # to begin with, before it is known how fast this machine is
+_GATHER_ROWS = 512
+# To begin with, and at least: a few rows take about as long as one, so fewer would heal ever less.
+_PIECE_ROWS = 8
 
 
 class Healing:
@@ -30,7 +33,7 @@ class Healing:
         self._start = self.frontier = session.rows.frontier
         self._parts: list[States] = []
         self._size = _PIECE_ROWS
-        self._gathered = False
+        self._preparing = self._prepare()
 
     @property
     def left(self) -> int:
@@ -47,26 +50,27 @@ class Healing:
         """Whether the session is still the one that this heals."""
         return self._rows is self._session.rows
 
-    def step(self, limit: int, seconds: float) -> int:
+    def step(self, limit: int, seconds: float, on_layer: Callable[[int], None] = lambda layer: None) -> int:
         """Do one piece of about `seconds`; give the rows that were computed, 0 while preparing.
 
         Args:
             limit: Rows at most.
             seconds: What the piece may take, as far as the pieces before tell.
+            on_layer: Called after each layer; what it raises ends the piece without a trace.
         """
-        if not self._gathered:
-            return self._prepare()
+        if next(self._preparing, "prepared") is None:
+            return 0
         session = self._session
         size = min(limit, self.left, self._size)
         rows = np.arange(self.frontier, self.frontier + size)
         session.working.forget(rows)
         start = clock()
         ids = session.model.to_device(session.ids)
-        self._parts += refresh_(session.model, session.working.cache, ids, rows, "direct")
+        self._parts += list(refresh_(session.model, session.working.cache, ids, rows, "direct", on_layer))
         self.frontier += size
         taken = clock() - start
-        if taken > 0:  # never more than twice as many as before: one fast piece may be luck
-            self._size = max(1, min(2 * self._size, int(size * seconds / taken)))
+        if size == self._size and taken > 0:  # never more than twice as many: one fast piece may be luck
+            self._size = max(_PIECE_ROWS, min(2 * size, int(size * seconds / taken)))
         return size
 
     def keep(self) -> None:
@@ -79,13 +83,16 @@ class Healing:
         session.working.settle(session.rows, rows)
         self._parts, self._start, self._rows = [], self.frontier, session.rows
 
-    def _prepare(self) -> int:
-        """Bring some of the exact rows into the working cache."""
+    def _prepare(self) -> Iterator[None]:
+        """Bring the exact rows into the working cache, in pieces."""
         session = self._session
-        session.read_segments()
+        while not session.read_segments(limit=1):
+            yield
+        yield
         session.working.reserve(len(self._rows))
         wanted = session.working.differing(self._rows)
-        wanted = wanted[wanted < self.frontier][:_GATHER_ROWS]
-        session.working.gather_(self._rows, wanted, session.segments)
-        self._gathered = len(wanted) < _GATHER_ROWS
-        return 0
+        wanted = wanted[wanted < self.frontier]
+        for first in range(0, len(wanted), _GATHER_ROWS):
+            session.working.gather_(self._rows, wanted[first : first + _GATHER_ROWS], session.segments)
+            yield
+        session.working.cache.length = len(self._rows)

@@ -169,8 +169,11 @@ class Present:
         if self.store.read_manifest() != self.manifest:
             self._read()
 
-    def read_segments(self) -> None:
-        """Read and verify the segments that the present rows live in.
+    def read_segments(self, limit: int | None = None) -> bool:
+        """Read and verify the segments that the present rows live in; say whether all are there.
+
+        Args:
+            limit: How many may be read now; all of them if not given.
 
         Raises:
             SessionError: One is missing or damaged, or holds other tokens than the document.
@@ -181,6 +184,9 @@ class Present:
         for piece in self.rows.pieces():
             if piece.segment is not None:
                 if piece.segment not in self.segments:
+                    if limit == 0:
+                        return False
+                    limit = None if limit is None else limit - 1
                     tensors = self.store.read_segment(piece.segment)
                     self.segments[piece.segment] = (tensors["keys"], tensors["values"])
                     self._segment_ids[piece.segment] = tensors["ids"].numpy()
@@ -191,6 +197,7 @@ class Present:
                         "Load the document again with `kvedit load FILE --force`.",
                     )
             row += piece.length
+        return True
 
     def edit(self, edits: Sequence[Edit], command: str) -> Splice:
         """Change the text; nothing is computed. The caller holds the lock.
@@ -220,7 +227,8 @@ class Present:
         turns: tuple[int, ...] | None = None,
     ) -> None:
         """Write a revision after the present one, and make it the present one."""
-        document, tokens = document or self.document, tokens or self.tokens
+        document = self.document if document is None else document
+        tokens = self.tokens if tokens is None else tokens  # no tokens at all are false
         before, number = self.revision.entry, len(self.journal)
         entry = Entry(
             number=number,

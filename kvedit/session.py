@@ -523,9 +523,17 @@ class Session(Present):
             return self._report(f"{verb} {count}" if count > 1 else verb, before, ())
 
     def _best(self, state: int) -> int:
-        """Give the revision of a text with the most exact rows, the latest of several."""
-        entries = (self.journal.entry(number) for number in range(state, len(self.journal)))
-        return max((entry.frontier, entry.number) for entry in entries if entry.state == state)[1]
+        """Give the revision of a text with the most exact rows, the latest of several.
+
+        Only of those with the conversation that the text was left with: what was forgotten stays so.
+        """
+        entries = [self.journal.entry(number) for number in range(state, len(self.journal))]
+        entries = [entry for entry in entries if entry.state == state]
+        turns = self.journal.revision(entries[-1].number).turns
+        for entry in sorted(entries, key=lambda entry: (entry.frontier, entry.number), reverse=True):
+            if entry.tokens == entries[-1].tokens and self.journal.revision(entry.number).turns == turns:
+                return entry.number
+        return entries[-1].number
 
     def _measures(self) -> tuple[Document, int, int]:
         return self.document, len(self.rows), self.store.written_bytes

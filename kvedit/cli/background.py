@@ -14,7 +14,12 @@ from kvedit.timing import clock
 _PIECE_S = 0.1  # what a piece aims at; pieces must stay below twice that
 _KEEP_ROWS = 256  # so that keeping them is a short piece, too
 _QUIET_S = 0.5  # after a key, until the next piece
+_LOCKED_S = 1.0  # after another process was found writing
 _POLL_S = 0.02
+
+
+class _Yielded(Exception):
+    """A key was pressed during a piece; what it computed so far is dropped."""
 
 
 class Healer:
@@ -41,13 +46,16 @@ class Healer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Wait for the present piece, keep what was healed, and stand still while a command runs."""
+        """Keep what was healed, and stand still while a command runs."""
+        self.touched()  # ends the present piece
         with self._working:
-            self._keep()
-            self.problem = None
-            yield
-            self._healing = None
-        self.touched()
+            try:
+                self._keep()
+                self.problem = None
+                yield
+            finally:
+                self._healing = None
+                self.touched()
 
     def end(self) -> None:
         """Stop, and keep what was healed."""
@@ -55,18 +63,32 @@ class Healer:
         self._thread.join()
         self._keep()
 
+    def stale_share(self) -> float:
+        """Share of the warm session's rows that are stale or missing, without those just healed."""
+        session, healing = here.held, self._healing
+        if session is None or not len(session.rows):
+            return 0.0
+        off = session.rows.stale | session.rows.missing
+        if healing is not None and healing.current:
+            off[: healing.frontier] = False
+        return float(off.mean())
+
     def _run(self) -> None:
         while not self._ended.wait(_POLL_S):
             while self._is_free() and self._working.acquire(blocking=False):
+                start = clock()
                 try:
-                    start = clock()
                     if not self._piece():
                         break
-                    self.longest_s = max(self.longest_s, clock() - start)
+                except _Yielded:
+                    pass
                 except KveditError as error:
                     self._healing, self.problem = None, error.fact
+                except Exception as error:  # a thread has nobody else to tell
+                    self._healing, self.problem = None, f"{type(error).__name__}: {error}"
                 finally:
                     self._working.release()
+                self.longest_s = max(self.longest_s, clock() - start)
 
     def _is_free(self) -> bool:
         idle = clock() >= self._quiet_until and not self._ended.is_set()
@@ -87,8 +109,12 @@ class Healer:
             return True
         if not healing.left:
             return False
-        healing.step(_KEEP_ROWS - healing.unkept, _PIECE_S)
+        healing.step(_KEEP_ROWS - healing.unkept, _PIECE_S, self._check_quiet)
         return True
+
+    def _check_quiet(self, layer: int) -> None:
+        if not self._is_free():
+            raise _Yielded
 
     def _keep(self) -> None:
         healing, session = self._healing, here.held
@@ -97,17 +123,10 @@ class Healer:
         try:
             with session.writing("heal"):
                 healing.keep()
-        except LockedError:
-            pass  # another process writes; what it writes is newer than what was healed
+        except LockedError:  # another process writes: try again, and compute nothing meanwhile
+            self._quiet_until = clock() + _LOCKED_S
+            return
         except KveditError as error:
             self.problem = error.fact
         if healing.unkept:
             self._healing = None
-
-
-def stale_share() -> float:
-    """Share of the warm session's rows that are not exact or refreshed, healed ones left out."""
-    session = here.held
-    if session is None or not len(session.rows):
-        return 0.0
-    return float((session.rows.stale | session.rows.missing).mean())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from kvedit.cli.background import Healer
 
 _TWICE_S = 1.0
+_LATER_S = 0.05
 _WELCOME = "kvedit: 'help' lists the commands, '?' begins a question, Ctrl-D leaves."
 
 
@@ -94,73 +97,108 @@ def _run_one(line: str) -> int:
     return run_line(line)
 
 
+class _Abandoned(Exception):
+    """Ctrl-C was pressed at the prompt."""
+
+
 class _Repl:
     """The loop at a terminal."""
 
     def __init__(self, history: bool) -> None:
         self._interrupted = -_TWICE_S
+        self._again = False  # whether the next SIGINT is one that was put off
         self._leave = False
         self._history = history
 
     def run(self) -> int:
         """Prompt and run until the user leaves."""
         render.say(_WELCOME)
-        self._warm_up()
+        before = signal.signal(signal.SIGINT, self._stop)
+        try:
+            self._warm_up()
+            return self._loop() or (130 if self._leave else 0)
+        except KeyboardInterrupt:
+            return 130
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _loop(self) -> int:
         from kvedit.cli.background import Healer
 
         healer = Healer()
         prompt = _prompt(healer, _history() if self._history else None)
         try:
             while not self._leave:
-                try:
-                    text = prompt.prompt("kvedit> ")
-                except KeyboardInterrupt:
-                    self._note_interrupt()
-                    if not self._leave and not prompt.default_buffer.text:
-                        render.say("Ctrl-D leaves; so does Ctrl-C twice.")
-                    continue
-                except EOFError:
-                    break
-                for line in lines_of(text):
-                    if line.strip() in ("exit", "quit"):
+                with self._interruptible():
+                    text = self._read(prompt)
+                    if text is None:
                         return 0
-                    with healer.paused(), self._interruptible():
-                        _run_one(line)
-                    if here.failure is not None or self._leave:
-                        break
+                    for line in lines_of(text):
+                        if line.strip() in ("exit", "quit"):
+                            return 0
+                        with healer.paused():
+                            code = _run_one(line)
+                        if code:  # what was pasted after it may have counted on it
+                            break
         finally:
             healer.end()
-        return 130 if self._leave else 0
+        return 0
+
+    def _read(self, prompt: PromptSession[str]) -> str | None:
+        """Give what was typed, nothing after Ctrl-C, `None` at the end of the input."""
+        try:
+            return prompt.prompt("kvedit> ")
+        except _Abandoned:
+            self._note_interrupt()
+            if not self._leave and not prompt.default_buffer.text:
+                render.say("Ctrl-D leaves; so does Ctrl-C twice.")
+            return ""
+        except EOFError:
+            return None
 
     def _warm_up(self) -> None:
         """Open the session and its model, if there is one."""
-        try:
-            with self._interruptible():
+        with self._interruptible():
+            try:
                 here.ready(here.session())
-        except SessionError as error:
-            render.say(f"{error.fact}\n{error.remedy}")
-        except KveditError as error:
-            render.show_error(error, as_json=False)
+            except SessionError as error:
+                render.say(f"{error.fact}\n{error.remedy}")
+            except KveditError as error:
+                render.show_error(error, as_json=False)
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Stop what runs at Ctrl-C, and leave at the second within a second."""
-
-        def stop(number: int, frame: Any) -> None:
-            self._note_interrupt()
-            raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGINT, stop)
+        """Go on after Ctrl-C, unless it was the second within a second."""
         try:
             yield
         except KeyboardInterrupt:
             render.say("Interrupted; the session is intact.")
-        finally:
-            signal.signal(signal.SIGINT, before)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Take SIGINT. A library that was stopped while it is imported cannot be imported again."""
+        if not self._again:
+            self._note_interrupt()
+        self._again = False
+        if self._leave or not _is_importing(frame):
+            raise KeyboardInterrupt
+        threading.Timer(_LATER_S, self._stop_later).start()
+
+    def _stop_later(self) -> None:
+        self._again = True
+        signal.raise_signal(signal.SIGINT)
 
     def _note_interrupt(self) -> None:
         self._leave = self._leave or clock() - self._interrupted < _TWICE_S
         self._interrupted = clock()
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a frame or one that called it imports a module."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _prompt(healer: Healer, history: History | None) -> PromptSession[str]:
@@ -190,6 +228,7 @@ def _prompt(healer: Healer, history: History | None) -> PromptSession[str]:
         complete_while_typing=False,
         enable_history_search=True,
         key_bindings=keys,
+        interrupt_exception=_Abandoned,
         bottom_toolbar=lambda: _toolbar(prompt, healer),
         refresh_interval=0.5,
         color_depth=ColorDepth.DEPTH_1_BIT if plain else None,
@@ -201,13 +240,11 @@ def _prompt(healer: Healer, history: History | None) -> PromptSession[str]:
 
 def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
     """Session, tokens, stale share, budget and policy, as many as the terminal is wide for."""
-    from kvedit.cli.background import stale_share
-
     settings, session = here.settings, here.held
     if session is None:
         parts = ["no session: load FILE"]
     else:
-        share = 100 * stale_share()
+        share = 100 * healer.stale_share()
         parts = [
             session.store.name,
             f"{len(session.rows):,} tokens",
