@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -68,14 +68,14 @@ class Options:
 
     def command(self, question: str) -> str:
         """Give the command that asks this, as one can type it."""
-        usual = Options(Budget.default())
-        words = ["ask", shlex.quote(question)]
+        usual, words, asked = Options(Budget.default()), list[str](), shlex.quote(question)
         if self.budget != usual.budget:
             words += ["--budget", self.budget.text]
         for name in ("policy", "executor", "max_new_tokens", "temperature", "seed"):
             if getattr(self, name) != getattr(usual, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
-        return " ".join([*words, *(["--continue"] if self.chat else [])])
+        words += ["--continue"] if self.chat else []
+        return " ".join(["ask", *words, "--", asked] if question.startswith("-") else ["ask", asked, *words])
 
 
 class Asking:
@@ -126,7 +126,10 @@ class Asking:
         if kept:
             self.on_phase("save")
             with timings.measure("save", len(computed)):
-                self._keep(question, parts, [states, *walked], [*question_ids.tolist(), *said])
+                if reason == "interrupted" and said:  # asked again, it is to end there
+                    options = replace(options, max_new_tokens=len(said))
+                command = options.command(question)
+                self._keep(command, parts, [states, *walked], [*question_ids.tolist(), *said])
         return Answer(
             text=text,
             ids=tuple(said),
@@ -265,7 +268,7 @@ class Asking:
         self.timings.add("decode", 0.0, len(ids))
         return ids, "".join(texts), reason, walked
 
-    def _keep(self, question: str, parts: list[States], spoken: list[States], ids: list[int]) -> None:
+    def _keep(self, command: str, parts: list[States], spoken: list[States], ids: list[int]) -> None:
         """Keep refreshed rows and, in a conversation, those of question and answer."""
         session = self.session
         parts = States.merged(parts, CHUNK_ROWS)
@@ -273,7 +276,7 @@ class Asking:
         if self.options.chat:
             parts.append(States.concatenate(spoken))
             turns = (*session.revision.turns, *ids)
-        session.keep(parts, self.options.command(question), turns)
+        session.keep(parts, command, turns)
         place = np.concatenate([states.rows.cpu().numpy() for states in parts])
         session.working.settle(session.rows, np.sort(place))
 

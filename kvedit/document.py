@@ -11,6 +11,7 @@ import codecs
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from kvedit.errors import UsageError
@@ -154,7 +155,7 @@ class Document:
 
     def lines(self, first: int, last: int) -> list[str]:
         """Give the lines `[first, last)` (0-based, half-open) without their line endings."""
-        spans = (self.characters(index, index + 1) for index in range(first, last))
+        spans = pairwise((*self.line_starts, len(self.text))[first : last + 1])
         return [self.text[start:stop].removesuffix("\n").removesuffix("\r") for start, stop in spans]
 
     def deletions(self, ranges: Iterable[LineRange]) -> list[Edit]:

@@ -209,8 +209,9 @@ class Present:
         tokens = self.tokenizer.encode_text(document.text)
         head, turns = len(self.manifest.head_ids), self.revision.turns
         shortest = len(self.prompt.question_ids(self.tokenizer, "")) + 1
-        context = self.manifest.model.context_length
-        check_context(head + len(tokens) + len(turns), shortest, "the shortest question", context)
+        total, context = head + len(tokens) + len(turns), self.manifest.model.context_length
+        if total > len(self.rows):  # what makes room is right, though a conversation has left none
+            check_context(total, shortest, "the shortest question", context)
         splice = Splice.align(self.tokens, tokens, edits, len(self.document.text))
         rows = self.rows.splice(splice, head, len(self.tokens))
         self.commit(command, rows, document=document, tokens=tokens, changes=tuple(edits))
@@ -259,9 +260,13 @@ class Present:
 
     def go_to(self, number: int, undone: tuple[int, ...]) -> None:
         """Make an earlier or later revision the present one. The caller holds the lock."""
-        revision = self.journal.revision(number)
-        self._publish(number, undone)
-        self._show(self.manifest, self.journal, revision)
+        before = self.manifest, self.journal, self.revision
+        self._show(self.manifest, self.journal, self.journal.revision(number))  # if it is whole
+        try:
+            self._publish(number, undone)
+        except BaseException:
+            self._show(*before)
+            raise
 
     def _publish(self, number: int, undone: tuple[int, ...]) -> None:
         manifest = replace(self.manifest, revision=number, undone=undone, journal=self.journal.record)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import tokenizers
 
+from kvedit.errors import UsageError
 from kvedit.tokens import Tokens
 
 
@@ -38,9 +39,16 @@ class Tokenizer:
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_text(self, text: str) -> Tokens:
-        """Encode a user's text; what spells a special token is encoded as text."""
+        """Encode a user's text; what spells a special token is encoded as text.
+
+        Raises:
+            UsageError: It holds half characters, as of an argument that was not UTF-8.
+        """
         self._backend.encode_special_tokens = True
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        except TypeError:
+            raise UsageError("The text is not valid UTF-8.", "Write it in UTF-8, or in a file.") from None
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         return Tokens(np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 import textwrap
@@ -104,9 +105,53 @@ def test_the_example_of_a_policy_works(llama: Model, home: Path, monkeypatch: py
     assert session.rows.refreshed[-8:].all()
 
 
-def test_a_segment_can_be_read_as_the_format_says(
-    llama: Model, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_session_can_be_read_as_the_format_says(
+    llama: Model, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load_session(Path(".kvedit"), llama, "The fees are paid.\n", name="contract")
-    exec(code("docs/session-format.md"), {})
-    assert f"[{llama.layers}, {llama.heads}, " in capsys.readouterr().out
+    session = load_session(Path(".kvedit"), llama, TEXT, name="contract")
+    session.insert("Käufer und Verkäufer.", after=3)
+    session.move("2-3", after=9)
+    session.ask("When?", chat=True, max_new_tokens=2)
+    for number in range(150):  # far enough for a second whole line
+        session.replace("1", f"{number}. " + "The fees are paid in advance. " * (number % 5))
+    session.undo(2)
+    read: dict[str, Any] = {}
+    exec(code("docs/session-format.md"), read)
+    assert read["text"] == session.document.text
+    assert tuple(read["turns"]) == session.revision.turns
+    assert [tuple(piece) for piece in read["rows"]] == [
+        (piece.segment, piece.start, piece.length, int(piece.refreshed)) for piece in session.revision.rows
+    ]
+    assert len(read["past"]) < len(session.journal) / 2
+    keys = read["keys"]
+    assert keys.shape == (llama.layers, llama.heads, read["length"], keys.shape[3])
+
+
+def test_the_keys_of_the_files_are_those_of_the_format(llama: Model, home: Path) -> None:
+    session = load_session(home, llama, TEXT, name="contract")
+    session.delete("2")
+    page = read("docs/session-format.md")
+    manifest = json.loads((home / "contract" / "session.json").read_text())
+    first, second = (home / "contract" / manifest["journal"]["name"]).read_text().splitlines()
+    for heading, found in (
+        ("## session.json", set(manifest)),
+        ("Keys of `model`", set(manifest["model"])),
+        ("## The journal", set(json.loads(first))),
+        ("## tokenizers/, segments/", set(session.store.read_segment(session.rows.segments[0]))),
+    ):
+        table = page.partition(heading)[2].partition("|---|---|---|\n")[2].partition("\n\n")[0]
+        assert {
+            key for row in table.splitlines() for key in re.findall(r"`(\w+)`", row.split("|")[1])
+        } == found
+    assert set(json.loads(first)) - set(json.loads(second)) == {"text"}
+
+
+def test_after_a_purge_the_check_of_the_privacy_page_finds_nothing(llama: Model, home: Path) -> None:
+    session = load_session(home, llama, f"The term is sixty days.\n{TEXT}", name="contract")
+    session.ask("Is it sixty?", chat=True, max_new_tokens=2)
+    session.delete("1")
+    with pytest.raises(AssertionError):
+        exec(code("docs/privacy.md"), {})
+    session.purge()
+    exec(code("docs/privacy.md"), {})
+    assert not [path for path in home.rglob("*") if path.is_file() and b"sixty" in path.read_bytes()]

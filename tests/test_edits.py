@@ -502,3 +502,17 @@ def test_no_state_is_used_for_two_rows(llama: Model, home: Path, case: str) -> N
     used = [place for place in homes(session) if place is not None]
     assert len(used) == len(set(used))
     assert session.rows.stale.sum() + session.rows.missing.sum() + session.rows.frontier == len(session.rows)
+
+
+def test_an_argument_that_was_no_utf_8_is_refused_and_changes_nothing(llama, home):
+    session = load_session(home, llama, ROWS)
+    for act in (
+        lambda: session.append("caf\udce9"),
+        lambda: session.rewrite("\udcff"),
+        lambda: session.ask("caf\udce9?", chat=True),
+    ):
+        with pytest.raises(UsageError, match="not valid UTF-8") as caught:
+            act()
+        assert caught.value.exit_code == 2
+    assert (session.document.text, len(session.journal)) == (ROWS, 1)
+    session.append("café")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, LockedError
-from kvedit.heal import Healing
 from kvedit.timing import clock
+
+if TYPE_CHECKING:
+    from kvedit.heal import Healing
 
 _PIECE_S = 0.1  # what a piece aims at; pieces must stay below twice that
 _KEEP_ROWS = 256  # so that keeping them is a short piece, too
 _QUIET_S = 0.5  # after a key, until the next piece
 _LOCKED_S = 1.0  # after another process was found writing
+_LOOK_S = 1.0  # between looks at what other processes have changed
 _POLL_S = 0.02
 
 
@@ -33,7 +37,7 @@ class Healer:
     def __init__(self) -> None:
         self.problem: str | None = None
         self.longest_s = 0.0
-        self._quiet_until = 0.0
+        self._quiet_until = self._look_at = 0.0
         self._healing: Healing | None = None
         self._working = threading.Lock()  # held during a piece, and while a command runs
         self._ended = threading.Event()
@@ -99,9 +103,14 @@ class Healer:
         session = here.held
         if session is None or not session.has_model:
             return False
+        if clock() >= self._look_at:
+            self._look_at = clock() + _LOOK_S
+            session.update()
         if self._healing is None or not self._healing.current:
             if session.rows.frontier == len(session.rows):
                 return False
+            from kvedit.heal import Healing  # not before: a REPL without a session needs no torch
+
             self._healing = Healing(session)
         healing = self._healing
         if healing.unkept >= _KEEP_ROWS or (not healing.left and healing.unkept):

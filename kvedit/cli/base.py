@@ -28,7 +28,18 @@ EXECUTOR_NAMES = ("auto", "packed", "interval", "direct")
 
 
 class Boundary(TyperGroup):
-    """Print a `KveditError` as fact and remedy, and leave with its exit code."""
+    """Print an error as fact and remedy, and leave with its exit code."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Parse what stands before the command."""
+        if os.environ.get("NO_COLOR"):  # for the help; Typer would leave bold in it
+            from typer import rich_utils
+
+            rich_utils.COLOR_SYSTEM = None
+        try:
+            return super().make_context(*args, **more)
+        except Exception as error:
+            raise _told(error, here.as_json) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -52,13 +63,32 @@ class Boundary(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            if os.environ.get("KVEDIT_DEBUG") or type(error).__module__.startswith(("typer", "click")):
+            if hasattr(error, "format_message"):
+                raise _told(error, ctx.meta.get("json", here.as_json)) from None
+            if os.environ.get("KVEDIT_DEBUG"):
                 raise
             render.say(
                 f"Error: kvedit failed in a way it should not: {type(error).__name__}: {error}.\n"
                 "Please report it, with the traceback that KVEDIT_DEBUG=1 shows."
             )
             raise typer.Exit(1) from None
+
+
+def _told(error: Exception, as_json: bool) -> Exception:
+    """Print what the parser refused, as fact and remedy; give what to raise instead of it."""
+    from kvedit.cli import render
+    from kvedit.errors import UsageError
+
+    if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+        return error
+    fact, context = error.format_message().rstrip(), getattr(error, "ctx", None)
+    command = "kvedit" if context is None else context.command_path
+    told = UsageError(
+        fact if fact.endswith((".", "?")) else f"{fact}.", f"Run `{command} --help` to see what it takes."
+    )
+    here.failure = told
+    render.show_error(told, as_json=as_json)
+    return typer.Exit(told.exit_code)
 
 
 app = typer.Typer(

@@ -61,6 +61,11 @@ def run_line(line: str) -> int:
             _set(words[1:])
             return 0
         check_verb(words[0])
+        if words == ["help", "set"]:
+            render.say("\n".join(f"set {name} VALUE: {takes}" for name, takes in SETTINGS.items()))
+            return 0
+        if words[0] == "help":
+            words = [*words[1:], "--help"]
     except KveditError as error:
         here.failure = error
         render.show_error(error, as_json=here.as_json)
@@ -72,12 +77,20 @@ def run_line(line: str) -> int:
     return 0
 
 
+def is_verb(word: str) -> bool:
+    """Whether a line can begin with a word."""
+    return word in (*_verbs(), "-h", "--help", "--version")
+
+
+def _verbs() -> list[str]:
+    return [*commands(), "set", "help", "exit", "quit"]
+
+
 def check_verb(word: str) -> None:
     """Refuse a first word that is no command, with a suggestion; a question needs its '?'."""
-    known = [*commands(), "set", "help", "exit", "quit"]
-    if word in known or word in ("-h", "--help", "--version"):
+    if is_verb(word):
         return
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, _verbs(), n=1, cutoff=0.5)
     hint = f"Did you mean '{near[0]}'? " if near else ""
     raise UsageError(
         f"'{word}' is no command.", f"{hint}Begin a question with '?'; 'help' lists the commands."

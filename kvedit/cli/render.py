@@ -53,8 +53,9 @@ def plain_or_not(stream: TextIO) -> Console:
 
 
 def say(text: str) -> None:
-    """Print a line for the user on stderr."""
-    console().print(text, soft_wrap=True)
+    """Print a line for the user on stderr; a terminal gets it wrapped between words."""
+    screen = console()
+    screen.print(text, soft_wrap=not screen.is_terminal)
 
 
 def out(text: str, end: str = "\n") -> None:
@@ -118,8 +119,12 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
     if not screen.is_terminal:
         yield lambda doing: screen.print(f"{doing} ...", soft_wrap=True)
         return
-    with screen.status(text) as status:
+    status = screen.status(text)
+    try:  # around the start, too: an interrupt within it must not leave a spinner behind
+        status.start()
         yield status.update
+    finally:
+        status.stop()
 
 
 @contextmanager
@@ -130,7 +135,6 @@ def repairing() -> Iterator[Callable[[str], None]]:
         yield lambda phase: None
         return
     status = screen.status("shift")
-    status.start()
 
     def on_phase(phase: str) -> None:
         if phase in ("decode", "save"):
@@ -139,6 +143,7 @@ def repairing() -> Iterator[Callable[[str], None]]:
             status.update(PHASES[phase])
 
     try:
+        status.start()
         yield on_phase
     finally:
         status.stop()
@@ -177,7 +182,9 @@ def _bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
         TextColumn("{task.fields[speed]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+    progress = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
+    try:
+        progress.start()
         task = progress.add_task(label, total=None, speed="")
 
         def update(done: int, total: int) -> None:
@@ -187,6 +194,8 @@ def _bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
             )
 
         yield update
+    finally:
+        progress.stop()
 
 
 def seconds(value: float) -> str:

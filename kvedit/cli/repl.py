@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kvedit.cli import render
-from kvedit.cli.line import run_line, words_of
+from kvedit.cli.line import is_verb, run_line, words_of
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, SessionError, UsageError
 from kvedit.timing import clock
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _TWICE_S = 1.0
 _LATER_S = 0.05
+_PROMPT, _CONTINUED = "kvedit> ", "   ...> "
 _WELCOME = "kvedit: 'help' lists the commands, '?' begins a question, Ctrl-D leaves."
 
 
@@ -53,17 +55,28 @@ def run(*, history: bool = True) -> None:
 
 
 def lines_of(text: str) -> list[str]:
-    """Split an input into lines to run; a line break within quotation marks splits nothing."""
-    if text.lstrip().startswith("?"):
-        return [" ".join(text.split("\n"))]
+    """Split an input into lines to run.
+
+    A line break within quotation marks splits nothing; neither does one in a question, unless a
+    command or another question follows.
+    """
     found: list[str] = []
     held = ""
     for line in text.split("\n"):
+        if not held and found and found[-1].lstrip().startswith("?") and not _begins(line):
+            found[-1] += f" {line}"
+            continue
         held = f"{held}\n{line}" if held else line
         if not is_open(held):
             found.append(held)
             held = ""
     return [*found, held] if held else found
+
+
+def _begins(line: str) -> bool:
+    """Whether a line after a question is a command, a question or a comment of its own."""
+    words = line.split()
+    return bool(words) and (words[0][0] in "?#" or words[0] == "kvedit" or is_verb(words[0]))
 
 
 def is_open(text: str) -> bool:
@@ -78,27 +91,21 @@ def is_open(text: str) -> bool:
 def _read_plainly() -> int:
     """Run the lines of an input that is no terminal; give the first exit code that is not 0."""
     code, held = 0, ""
-    for line in [*iter(sys.stdin.readline, ""), None]:
+    for line in chain(iter(sys.stdin.readline, ""), [None]):
         held += line or ""
         if line is not None and is_open(held):
             continue
         if held.strip() in ("exit", "quit"):
             break
-        code = code or _run_one(held)
-        held = ""
+        ended, held = run_line(held), ""
+        code = code or ended
+        if ended == 130:
+            break
     return code
 
 
-def _run_one(line: str) -> int:
-    """Run a line, or show help for it."""
-    words = line.split()
-    if words[:1] == ["help"]:
-        line = " ".join([*words[1:], "--help"])
-    return run_line(line)
-
-
 class _Abandoned(Exception):
-    """Ctrl-C was pressed at the prompt."""
+    """Ctrl-C was pressed at the prompt; holds what stood there."""
 
 
 class _Repl:
@@ -106,15 +113,16 @@ class _Repl:
 
     def __init__(self, history: bool) -> None:
         self._interrupted = -_TWICE_S
+        self._opening = False  # the session, which is quick
         self._again = False  # whether the next SIGINT is one that was put off
         self._leave = False
         self._history = history
 
     def run(self) -> int:
         """Prompt and run until the user leaves."""
-        render.say(_WELCOME)
         before = signal.signal(signal.SIGINT, self._stop)
         try:
+            render.say(_WELCOME)
             self._warm_up()
             return self._loop() or (130 if self._leave else 0)
         except KeyboardInterrupt:
@@ -123,48 +131,61 @@ class _Repl:
             signal.signal(signal.SIGINT, before)
 
     def _loop(self) -> int:
+        from prompt_toolkit.utils import is_dumb_terminal
+
         from kvedit.cli.background import Healer
 
         healer = Healer()
-        prompt = _prompt(healer, _history() if self._history else None)
+        ask: Callable[[], str] = _ask_plainly
+        if not is_dumb_terminal():
+            ask = _prompt(healer, _history() if self._history else None)
         try:
             while not self._leave:
                 with self._interruptible():
-                    text = self._read(prompt)
+                    text = self._read(ask)
                     if text is None:
                         return 0
                     for line in lines_of(text):
                         if line.strip() in ("exit", "quit"):
                             return 0
                         with healer.paused():
-                            code = _run_one(line)
+                            code = run_line(line)
                         if code:  # what was pasted after it may have counted on it
                             break
         finally:
             healer.end()
         return 0
 
-    def _read(self, prompt: PromptSession[str]) -> str | None:
+    def _read(self, ask: Callable[[], str]) -> str | None:
         """Give what was typed, nothing after Ctrl-C, `None` at the end of the input."""
         try:
-            return prompt.prompt("kvedit> ")
-        except _Abandoned:
+            return ask()
+        except _Abandoned as abandoned:
             self._note_interrupt()
-            if not self._leave and not prompt.default_buffer.text:
-                render.say("Ctrl-D leaves; so does Ctrl-C twice.")
-            return ""
+            if str(abandoned):  # a line was cleared, and that is all
+                return ""
+        except KeyboardInterrupt:  # as a signal, which is noted already
+            render.say("")
         except EOFError:
             return None
+        if not self._leave:
+            render.say("Ctrl-D leaves; so does Ctrl-C twice.")
+        return ""
 
     def _warm_up(self) -> None:
         """Open the session and its model, if there is one."""
         with self._interruptible():
             try:
-                here.ready(here.session())
+                self._opening = True
+                session = here.session()
+                self._opening = False
+                here.ready(session)
             except SessionError as error:
                 render.say(f"{error.fact}\n{error.remedy}")
             except KveditError as error:
                 render.show_error(error, as_json=False)
+            finally:
+                self._opening = False
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -179,7 +200,7 @@ class _Repl:
         if not self._again:
             self._note_interrupt()
         self._again = False
-        if self._leave or not _is_importing(frame):
+        if self._leave or not (self._opening or _is_importing(frame)):
             raise KeyboardInterrupt
         threading.Timer(_LATER_S, self._stop_later).start()
 
@@ -201,18 +222,37 @@ def _is_importing(frame: FrameType | None) -> bool:
     return False
 
 
-def _prompt(healer: Healer, history: History | None) -> PromptSession[str]:
+def _ask_plainly() -> str:
+    """Read a line where the terminal can do no more than print."""
+    try:
+        text = input(_PROMPT)
+        while is_open(text):
+            text += "\n" + input(_CONTINUED)
+    except EOFError:
+        render.say("")  # what comes next begins a line
+        raise
+    return text
+
+
+def _prompt(healer: Healer, history: History | None) -> Callable[[], str]:
+    """Give what reads a line with editing, history, completion and a toolbar."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.filters import Condition
     from prompt_toolkit.history import InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.output import ColorDepth
+    from prompt_toolkit.output.defaults import create_output
     from prompt_toolkit.styles import Style
 
     from kvedit.cli.completion import CommandCompleter
 
     keys = KeyBindings()
     plain = bool(os.environ.get("NO_COLOR"))
+
+    @keys.add("c-c")
+    @keys.add("<sigint>")
+    def _(event: Any) -> None:
+        event.app.exit(exception=_Abandoned(event.current_buffer.text), style="class:aborting")
 
     @keys.add("enter", filter=Condition(lambda: is_open(prompt.default_buffer.text)))
     def _(event: Any) -> None:
@@ -223,23 +263,27 @@ def _prompt(healer: Healer, history: History | None) -> PromptSession[str]:
         event.current_buffer.insert_text("\n")
 
     prompt: PromptSession[str] = PromptSession(
+        _PROMPT,
         history=history or InMemoryHistory(),
         completer=CommandCompleter(),
         complete_while_typing=False,
         enable_history_search=True,
         key_bindings=keys,
-        interrupt_exception=_Abandoned,
+        prompt_continuation=_CONTINUED,
         bottom_toolbar=lambda: _toolbar(prompt, healer),
         refresh_interval=0.5,
         color_depth=ColorDepth.DEPTH_1_BIT if plain else None,
         style=Style.from_dict({"bottom-toolbar": "noreverse"}) if plain else None,
+        output=create_output(always_prefer_tty=True),  # stderr, where stdout goes into a file
     )
     prompt.app.key_processor.before_key_press += lambda _: healer.touched()
-    return prompt
+    return prompt.prompt
 
 
 def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
     """Session, tokens, stale share, budget and policy, as many as the terminal is wide for."""
+    from rich.cells import cell_len, set_cell_size
+
     settings, session = here.settings, here.held
     if session is None:
         parts = ["no session: load FILE"]
@@ -259,16 +303,21 @@ def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
     text = ""
     for part in parts:
         longer = f"{text} | {part}" if text else part
-        if len(longer) > width:
+        if cell_len(longer) > width:
             break
         text = longer
-    return text or parts[0][:width]
+    return text or set_cell_size(parts[0], width)
 
 
 def _history() -> History | None:
     """The lines of earlier runs, in a file that only the user can read."""
     import platformdirs
     from prompt_toolkit.history import FileHistory
+
+    class Lenient(FileHistory):
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):  # a full disk must not end the REPL
+                super().store_string(string)
 
     path = Path(platformdirs.user_state_dir("kvedit")) / "history"
     try:
@@ -284,4 +333,4 @@ def _history() -> History | None:
             "Move the file away to begin a new one."
         )
         return None
-    return FileHistory(path)
+    return Lenient(path)

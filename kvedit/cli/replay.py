@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from kvedit import __version__
 from kvedit.cli import render
 from kvedit.cli.line import run_line
+from kvedit.cli.repl import is_open
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
 from kvedit.timing import clock, now
@@ -40,7 +41,7 @@ def replay_script(script: str, *, keep_going: bool, jsonl: str | None, as_json: 
     Raises:
         UsageError: The script cannot be read, or OUT cannot be written.
     """
-    lines = here.document(script).text.splitlines()
+    lines = _lines(here.document(script).text)
     for number, line in enumerate(lines, start=1):  # a mistake in the last line costs no prefill
         if _is_expectation(line):
             _expectation(line, number)
@@ -53,6 +54,17 @@ def replay_script(script: str, *, keep_going: bool, jsonl: str | None, as_json: 
         here.folder, here.warm = folder, warm
         if output is not None:
             output.close()
+
+
+def _lines(text: str) -> list[str]:
+    """Split a script; a line with an open quotation mark takes the next ones, which are then empty."""
+    lines, first = text.split("\n"), 0
+    for number in range(1, len(lines)):
+        if is_open(lines[first]):
+            lines[first], lines[number] = f"{lines[first]}\n{lines[number]}", ""
+        else:
+            first = number
+    return lines
 
 
 class _Run:
@@ -74,6 +86,7 @@ class _Run:
             code = self._expect(text, number) if _is_expectation(text) else self._command(text, number)
             failed = code != 0 and not (wanted and not _is_expectation(text))
             if failed:
+                self._failed += 1
                 self._code = self._code or code
                 if not self._keep_going or code == 130:
                     break
@@ -104,7 +117,6 @@ class _Run:
             self._exit = run_line(text)
         self._commands += 1
         self._last = here.record or {}
-        self._failed += self._exit != 0
         self._write(number, text, clock() - start)
         return self._exit
 
@@ -117,7 +129,6 @@ class _Run:
             _dump(self._output, {**record, "found": problem})
         if problem is None:
             return 0
-        self._failed += 1
         render.say(f"Line {number}: expected {what}, and {problem}.")
         return 1
 
