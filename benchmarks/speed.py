@@ -61,10 +61,7 @@ class Bench:
         self.model = Model.open(directory, device="cpu")
         text = _text_of(document.read_text(encoding="utf-8"), self.model, tokens)
         self.session = Session.load(Document(text), model=self.model, name="speed", home=folder)
-        before = _files(folder)
-        self.removal = self.session.delete(EDIT)
-        after = _files(folder)
-        self.written_bytes = sum(size for path, size in after.items() if before.get(path) != size)
+        self.change = self.session.delete(EDIT)
         self.session.read_segments()
         self.ids = self.model.to_device(self.session.ids)
         prompt = self.session.prompt
@@ -148,10 +145,6 @@ def _spread(suffix: np.ndarray, total: int, count: int) -> np.ndarray:
     return suffix[np.concatenate([at + np.arange(size) for at, size in zip(starts, lengths, strict=True)])]
 
 
-def _files(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-
-
 def _seconds(work: Callable[[], object]) -> float:
     start = clock()
     work()
@@ -184,7 +177,7 @@ def main() -> None:
             "refresh of 5 % in units against replay": (bench.replay, "replay", "refresh", 12),
             "prefill against transformers": (bench.prefill, "transformers", "kvedit", 1),
         }
-        for count in (min(count, bench.removal.suffix // 20) for count in options.runs):
+        for count in (min(count, bench.change.suffix // 20) for count in options.runs):
             title = f"packed against interval, 5 % as {count} runs"
             measures[title] = (lambda count=count: bench.executors(count), "interval", "packed", 10)
         samples: dict[str, list[dict[str, float]]] = {title: [] for title in measures}
@@ -211,7 +204,7 @@ def main() -> None:
     more = [sample["help"] - sample["python"] for sample in start_up[1:]]
     facts = {
         "selection, share of refresh": (f"{100 * statistics.median(shares):.2f} %", "under 2 %"),
-        "bytes written by delete": (f"{bench.written_bytes:,}", "under 100,000"),
+        "bytes written by delete": (f"{bench.change.written_bytes:,}", "under 100,000"),
         "kvedit --help, more than python -c pass": (f"{statistics.median(more):.2f} s", "under 0.4 s"),
     }
     out = Console()
@@ -220,10 +213,10 @@ def main() -> None:
         out.print(f"{name}: {value} (target {target})", highlight=False)
     record |= {
         "selection_share": shares,
-        "delete_bytes": bench.written_bytes,
+        "delete_bytes": bench.change.written_bytes,
         "help_extra_s": more,
         "tokens": len(bench.ids),
-        "suffix_rows": bench.removal.suffix,
+        "suffix_rows": bench.change.suffix,
         "support_runs": bench.answer.runs,
         "rounds": options.rounds,
         "machine": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvedit.document import Document, Edit
 from kvedit.edits import escape
@@ -14,15 +14,17 @@ from kvedit.store import Entry, Manifest
 _VERBATIM = ("delete", "move", "ask", "heal", "forget")
 
 
-def script(manifest: Manifest, past: Sequence[Entry], texts: Sequence[str]) -> str:
+def script(manifest: Manifest, past: Sequence[Entry], texts: Iterable[str]) -> str:
     """Write the script.
 
     Args:
         manifest: Of the session.
         past: The revisions from the first to the present one.
-        texts: Their texts.
+        texts: Their texts, which are looked at one at a time.
     """
-    digest = hashlib.sha256(texts[0].encode()).hexdigest()
+    texts = iter(texts)
+    before = next(texts)
+    digest = hashlib.sha256(before.encode()).hexdigest()
     lines = [f"# The text of the document had the SHA-256 {digest}."]
     source = manifest.source
     if source == "-" or past[0].command != "load":
@@ -34,11 +36,12 @@ def script(manifest: Manifest, past: Sequence[Entry], texts: Sequence[str]) -> s
     for option, value in (("--device", manifest.model.device), ("--dtype", manifest.model.dtype)):
         words += [option, value]
     lines.append(shlex.join(words))
-    for entry, before in zip(past[1:], texts, strict=False):
+    for entry, text in zip(past[1:], texts, strict=True):
         if entry.command.partition(" ")[0] in _VERBATIM:
             lines.append(entry.command)
         else:
             lines += spell(Document(before), entry.changes)
+        before = text
     return "\n".join(lines) + "\n"
 
 

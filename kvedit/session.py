@@ -246,7 +246,7 @@ class Session(Present):
     def script(self) -> str:
         """Give the commands that rebuild the present session from its document."""
         past = self.log()[::-1]
-        texts = [self.journal.revision(entry.number).text for entry in past]
+        texts = (self.journal.revision(entry.number).text for entry in past)
         return script(self.manifest, past, texts)
 
     def export(self) -> bytes:

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvedit.ask import DEFAULT_NEW_TOKENS, Asking, Options
+from kvedit.ask import Asking, Options
 from kvedit.cache import KVCache
 from kvedit.decode import Sampler, decode_, prefill_question_
-from kvedit.model import CHUNK_ROWS, Model
+from kvedit.model import Model
 from kvedit.present import Present
 from kvedit.prompt import check_context
 from kvedit.refresh import prefill_, refresh_
@@ -117,6 +117,3 @@ def _compare(
 
 def _greedy(model: Model, cache: KVCache, logits: Tensor, limit: int) -> list[int]:
     return list(decode_(model, cache, logits, Sampler(0.0, 0), limit, []))
-
-
-__all__ = ["CHUNK_ROWS", "DEFAULT_NEW_TOKENS", "verify"]

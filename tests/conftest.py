@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,13 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from typer.testing import CliRunner
 
+from kvedit.cli.app import app
+from kvedit.cli.workspace import Workspace, here
 from kvedit.model import Model
 
+FEE_LINES = [f"Line {number}: the fees of item {number} are {number * 37}." for number in range(1, 31)]
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
@@ -139,6 +144,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KVEDIT_HOME", str(tmp_path / "sessions"))
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path / "sessions"
+
+
+def reset_workspace() -> None:
+    """Make the workspace of this process as it is at its start."""
+    for field in fields(Workspace):
+        setattr(here, field.name, getattr(Workspace(), field.name))
+
+
+@pytest.fixture(scope="session")
+def fee_sessions(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the session `contract` of `FEE_LINES`, whole, never to be changed."""
+    root = tmp_path_factory.mktemp("fees")
+    (root / "contract.txt").write_text("\n".join(FEE_LINES) + "\n")
+    args = ["load", str(root / "contract.txt"), "-m", str(checkpoints["llama"])]
+    assert CliRunner().invoke(app, args, env={"KVEDIT_HOME": str(root / "sessions")}).exit_code == 0
+    return root / "sessions"
 
 
 @pytest.fixture(scope="session")

@@ -2,60 +2,45 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import FEE_LINES, reset_workspace
+from rich.console import Console
 from typer.testing import CliRunner
 
-from kvedit.cli import background
+from kvedit.cli import background, render
 from kvedit.cli.app import app
 from kvedit.cli.background import Healer
-from kvedit.cli.line import run_line, words_of
-from kvedit.cli.repl import is_open, lines_of
-from kvedit.cli.workspace import Workspace, here
+from kvedit.cli.line import is_open, lines_of, run_line, words_of
+from kvedit.cli.workspace import here
 from kvedit.errors import UsageError
 from kvedit.heal import Healing
 from kvedit.model import Model
 from kvedit.session import Session
 from kvedit.store import Home
 
-LINES = [f"Line {number}: the fees of item {number} are {number * 37}." for number in range(1, 31)]
 PATIENCE_S = 60
-
-
-def reset() -> None:
-    for field in fields(Workspace):
-        setattr(here, field.name, getattr(Workspace(), field.name))
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    reset()
+    reset_workspace()
     yield
-    reset()
-
-
-@pytest.fixture(scope="module")
-def original(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A session `contract`, whole, never to be changed: each test gets a copy."""
-    root = tmp_path_factory.mktemp("original")
-    (root / "contract.txt").write_text("\n".join(LINES) + "\n")
-    args = ["load", str(root / "contract.txt"), "-m", str(checkpoints["llama"])]
-    assert CliRunner().invoke(app, args, env={"KVEDIT_HOME": str(root / "sessions")}).exit_code == 0
-    return root / "sessions"
+    reset_workspace()
 
 
 @pytest.fixture
-def contract(home: Path, original: Path) -> Path:
-    return shutil.copytree(original, home)
+def contract(home: Path, fee_sessions: Path) -> Path:
+    return shutil.copytree(fee_sessions, home)
 
 
 @pytest.fixture
@@ -93,7 +78,7 @@ def exact(session: Session) -> bool:
 
 def test_lines_run_in_turn_and_the_first_failure_is_the_exit_code(contract: Path) -> None:
     done = repl("delete --lines 99", "# a comment", "", "delete --lines 1", "nosuch", "show -l 1", code=2)
-    assert done.stdout == f" 1  {LINES[1]}\n"
+    assert done.stdout == f" 1  {FEE_LINES[1]}\n"
     assert done.stderr.count("Error: ") == 2
     assert "lines 1 to 30" in done.stderr
 
@@ -274,7 +259,7 @@ def test_a_session_that_another_process_holds_ends_a_command_and_not_the_repl(co
         done = repl("delete -l 1", "show -l 1", code=3)
         process.stdin.close()
     assert f"process {process.pid}" in done.stderr
-    assert done.stdout == f" 1  {LINES[0]}\n"
+    assert done.stdout == f" 1  {FEE_LINES[0]}\n"
 
 
 def test_a_session_removed_under_the_repl_is_told_and_another_can_be_loaded(
@@ -284,7 +269,7 @@ def test_a_session_removed_under_the_repl_is_told_and_another_can_be_loaded(
     healer = Healer()
     with healer.paused():
         assert run_line("status") == 3
-    Path("new.txt").write_text("\n".join(LINES))
+    Path("new.txt").write_text("\n".join(FEE_LINES))
     with healer.paused():
         assert run_line(f"load new.txt -m {checkpoints['llama']}") == 0
     healer.end()
@@ -371,7 +356,7 @@ def test_nothing_is_kept_over_what_another_process_changed(
         assert run_line("show -l 1") == 0
     entries = Session.open().log()
     assert [entry.command.split()[0] for entry in entries] == ["delete", "delete", "load"]
-    assert warm.document.text.startswith(LINES[1])
+    assert warm.document.text.startswith(FEE_LINES[1])
 
 
 def test_while_it_waits_it_sees_and_heals_what_another_process_changed(
@@ -434,3 +419,23 @@ def test_a_piece_takes_less_than_a_fifth_of_a_second(warm: Session, monkeypatch:
         healing.step(256, background._PIECE_S)
     assert max(pieces) < 0.2
     assert len(pieces) < len(warm.rows) / 10  # it is not a row at a time, either
+
+
+@pytest.mark.parametrize("step", ["set_live", "show_cursor", "push_render_hook"])
+@pytest.mark.parametrize("shown", [render.working, render.progressing, lambda text: render.repairing()])
+def test_an_interrupt_while_a_spinner_starts_is_an_interrupt_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, shown: Any, step: str
+) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True)
+    monkeypatch.setattr(render, "console", lambda: screen)
+    real = getattr(screen, step)
+
+    def interrupt(*args: Any) -> Any:
+        monkeypatch.setattr(screen, step, real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(screen, step, interrupt)
+    with pytest.raises(KeyboardInterrupt), shown("prefill"):
+        pass
+    with shown("prefill"):  # and the next one works
+        pass

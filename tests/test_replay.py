@@ -5,40 +5,28 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import FEE_LINES, reset_workspace
 from typer.testing import CliRunner
 
 from kvedit.cli.app import app
-from kvedit.cli.workspace import Workspace, here
 from kvedit.session import Session
 
-LINES = [f"Line {number}: the fees of item {number} are {number * 37}." for number in range(1, 31)]
 ASK = "ask --max-new-tokens 2 --budget 9t Fees?"
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     yield
-    for field in fields(Workspace):
-        setattr(here, field.name, getattr(Workspace(), field.name))
-
-
-@pytest.fixture(scope="module")
-def original(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("original")
-    (root / "contract.txt").write_text("\n".join(LINES) + "\n")
-    args = ["load", str(root / "contract.txt"), "-m", str(checkpoints["llama"])]
-    assert CliRunner().invoke(app, args, env={"KVEDIT_HOME": str(root / "sessions")}).exit_code == 0
-    return root / "sessions"
+    reset_workspace()
 
 
 @pytest.fixture
-def contract(home: Path, original: Path) -> Path:
-    return shutil.copytree(original, home)
+def contract(home: Path, fee_sessions: Path) -> Path:
+    return shutil.copytree(fee_sessions, home)
 
 
 def replay(*lines: str, code: int = 0, options: tuple[str, ...] = ()) -> Any:
@@ -90,7 +78,7 @@ def test_an_answer_contains_what_it_says(contract: Path) -> None:
 
 def test_a_script_has_comments_and_blank_lines_and_shows_its_commands(contract: Path) -> None:
     done = replay("# A tour.", "", "show -l 1", "  status")
-    assert done.stdout.startswith(f" 1  {LINES[0]}\n")
+    assert done.stdout.startswith(f" 1  {FEE_LINES[0]}\n")
     assert done.stderr.splitlines()[:2] == ["> show -l 1", "> status"]
     assert "2 commands and 0 expectations" in done.stderr
 

@@ -197,7 +197,8 @@ def edit(
     before = document.text
     new = _edited(before[start:stop], Path(opened.manifest.source).suffix or ".txt")
     # Another process may have edited meanwhile; its text is not the one that was in the editor.
-    if here.session(session).document.text != before:
+    opened.update()
+    if opened.document.text != before:
         raise KveditError(
             "The session was edited by another process while the editor was open.",
             "Run `kvedit edit` again; nothing was changed.",

@@ -50,6 +50,40 @@ def words_of(line: str) -> list[str]:
     return words[1:] if words[0] == "kvedit" and len(words) > 1 else words
 
 
+def lines_of(text: str) -> list[str]:
+    """Split an input into lines to run.
+
+    A line break within quotation marks splits nothing; neither does one in a question, unless a
+    command or another question follows.
+    """
+    found: list[str] = []
+    held = ""
+    for line in text.split("\n"):
+        if not held and found and found[-1].lstrip().startswith("?") and not _begins(line):
+            found[-1] += f" {line}"
+            continue
+        held = f"{held}\n{line}" if held else line
+        if not is_open(held):
+            found.append(held)
+            held = ""
+    return [*found, held] if held else found
+
+
+def _begins(line: str) -> bool:
+    """Whether a line after a question is a command, a question or a comment of its own."""
+    words = line.split()
+    return bool(words) and (words[0][0] in "?#" or words[0] == "kvedit" or is_verb(words[0]))
+
+
+def is_open(text: str) -> bool:
+    """Whether a quotation mark in the text is not closed yet."""
+    try:
+        words_of(text)
+    except UsageError:
+        return True
+    return False
+
+
 def run_line(line: str) -> int:
     """Run one line and give its exit code; a failure is printed as from the shell."""
     here.record = here.failure = None

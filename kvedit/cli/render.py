@@ -18,6 +18,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.status import Status
 from rich.text import Text
 
 from kvedit.errors import KveditError
@@ -120,11 +121,8 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
         yield lambda doing: screen.print(f"{doing} ...", soft_wrap=True)
         return
     status = screen.status(text)
-    try:  # around the start, too: an interrupt within it must not leave a spinner behind
-        status.start()
+    with _shown(status, screen):
         yield status.update
-    finally:
-        status.stop()
 
 
 @contextmanager
@@ -142,18 +140,8 @@ def repairing() -> Iterator[Callable[[str], None]]:
         else:
             status.update(PHASES[phase])
 
-    try:
-        status.start()
+    with _shown(status, screen):
         yield on_phase
-    finally:
-        status.stop()
-
-
-@contextmanager
-def progressing(label: str, unit: str = "tokens") -> Iterator[Callable[[int, int], None]]:
-    """Show how far a long step is: done and in all, speed, time left."""
-    with _bar(label, unit) as update:
-        yield update
 
 
 @contextmanager
@@ -164,14 +152,15 @@ def loading() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None
 
         def update(done: int, total: int) -> None:
             if not bar:
-                bar.append(stack.enter_context(_bar("prefill", "tokens")))
+                bar.append(stack.enter_context(progressing("prefill")))
             bar[0](done, total)
 
         yield report, update
 
 
 @contextmanager
-def _bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+def progressing(label: str, unit: str = "tokens") -> Iterator[Callable[[int, int], None]]:
+    """Show how far a long step is: done and in all, speed, time left."""
     screen = console()
     columns = (
         SpinnerColumn(),
@@ -183,8 +172,7 @@ def _bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn(),
     )
     progress = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
-    try:
-        progress.start()
+    with _shown(progress, screen):
         task = progress.add_task(label, total=None, speed="")
 
         def update(done: int, total: int) -> None:
@@ -194,8 +182,19 @@ def _bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
             )
 
         yield update
+
+
+@contextmanager
+def _shown(display: Status | Progress, screen: Console) -> Iterator[None]:
+    """Show a display while the block runs. An interrupt within its start leaves nothing of it behind."""
+    try:
+        display.start()
+        yield
     finally:
-        progress.stop()
+        try:
+            display.stop()
+        except IndexError:  # its start had not got as far as what the stop undoes
+            screen.show_cursor(True)
 
 
 def seconds(value: float) -> str:
@@ -256,7 +255,7 @@ def count(number: int, noun: str) -> str:
 
 
 def answer_json(answer: Answer, question: str) -> dict[str, Any]:
-    """Give an answer as a record; docs/cli.md lists the keys."""
+    """Give an answer as a record; docs/using.md lists the keys."""
     phases = {
         name: {"seconds": phase.seconds, "tokens": phase.tokens, "tokens_per_s": phase.tokens_per_s}
         for name in PHASES

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from kvedit.cli import render
-from kvedit.cli.line import is_verb, run_line, words_of
+from kvedit.cli.line import is_open, lines_of, run_line
+from kvedit.cli.terminal import Abandoned, line_reader
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, SessionError, UsageError
 from kvedit.timing import clock
 
 if TYPE_CHECKING:
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.history import History
-
-    from kvedit.cli.background import Healer
+    pass
 
 _TWICE_S = 1.0
 _LATER_S = 0.05
-_PROMPT, _CONTINUED = "kvedit> ", "   ...> "
 _WELCOME = "kvedit: 'help' lists the commands, '?' begins a question, Ctrl-D leaves."
 
 
@@ -54,40 +49,6 @@ def run(*, history: bool = True) -> None:
         raise typer.Exit(code)
 
 
-def lines_of(text: str) -> list[str]:
-    """Split an input into lines to run.
-
-    A line break within quotation marks splits nothing; neither does one in a question, unless a
-    command or another question follows.
-    """
-    found: list[str] = []
-    held = ""
-    for line in text.split("\n"):
-        if not held and found and found[-1].lstrip().startswith("?") and not _begins(line):
-            found[-1] += f" {line}"
-            continue
-        held = f"{held}\n{line}" if held else line
-        if not is_open(held):
-            found.append(held)
-            held = ""
-    return [*found, held] if held else found
-
-
-def _begins(line: str) -> bool:
-    """Whether a line after a question is a command, a question or a comment of its own."""
-    words = line.split()
-    return bool(words) and (words[0][0] in "?#" or words[0] == "kvedit" or is_verb(words[0]))
-
-
-def is_open(text: str) -> bool:
-    """Whether a quotation mark in the text is not closed yet."""
-    try:
-        words_of(text)
-    except UsageError:
-        return True
-    return False
-
-
 def _read_plainly() -> int:
     """Run the lines of an input that is no terminal; give the first exit code that is not 0."""
     code, held = 0, ""
@@ -102,10 +63,6 @@ def _read_plainly() -> int:
         if ended == 130:
             break
     return code
-
-
-class _Abandoned(Exception):
-    """Ctrl-C was pressed at the prompt; holds what stood there."""
 
 
 class _Repl:
@@ -131,14 +88,10 @@ class _Repl:
             signal.signal(signal.SIGINT, before)
 
     def _loop(self) -> int:
-        from prompt_toolkit.utils import is_dumb_terminal
-
         from kvedit.cli.background import Healer
 
         healer = Healer()
-        ask: Callable[[], str] = _ask_plainly
-        if not is_dumb_terminal():
-            ask = _prompt(healer, _history() if self._history else None)
+        ask = line_reader(healer, history=self._history)
         try:
             while not self._leave:
                 with self._interruptible():
@@ -160,7 +113,7 @@ class _Repl:
         """Give what was typed, nothing after Ctrl-C, `None` at the end of the input."""
         try:
             return ask()
-        except _Abandoned as abandoned:
+        except Abandoned as abandoned:
             self._note_interrupt()
             if str(abandoned):  # a line was cleared, and that is all
                 return ""
@@ -220,117 +173,3 @@ def _is_importing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _ask_plainly() -> str:
-    """Read a line where the terminal can do no more than print."""
-    try:
-        text = input(_PROMPT)
-        while is_open(text):
-            text += "\n" + input(_CONTINUED)
-    except EOFError:
-        render.say("")  # what comes next begins a line
-        raise
-    return text
-
-
-def _prompt(healer: Healer, history: History | None) -> Callable[[], str]:
-    """Give what reads a line with editing, history, completion and a toolbar."""
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.filters import Condition
-    from prompt_toolkit.history import InMemoryHistory
-    from prompt_toolkit.key_binding import KeyBindings
-    from prompt_toolkit.output import ColorDepth
-    from prompt_toolkit.output.defaults import create_output
-    from prompt_toolkit.styles import Style
-
-    from kvedit.cli.completion import CommandCompleter
-
-    keys = KeyBindings()
-    plain = bool(os.environ.get("NO_COLOR"))
-
-    @keys.add("c-c")
-    @keys.add("<sigint>")
-    def _(event: Any) -> None:
-        event.app.exit(exception=_Abandoned(event.current_buffer.text), style="class:aborting")
-
-    @keys.add("enter", filter=Condition(lambda: is_open(prompt.default_buffer.text)))
-    def _(event: Any) -> None:
-        event.current_buffer.insert_text("\n")
-
-    @keys.add("escape", "enter")
-    def _(event: Any) -> None:
-        event.current_buffer.insert_text("\n")
-
-    prompt: PromptSession[str] = PromptSession(
-        _PROMPT,
-        history=history or InMemoryHistory(),
-        completer=CommandCompleter(),
-        complete_while_typing=False,
-        enable_history_search=True,
-        key_bindings=keys,
-        prompt_continuation=_CONTINUED,
-        bottom_toolbar=lambda: _toolbar(prompt, healer),
-        refresh_interval=0.5,
-        color_depth=ColorDepth.DEPTH_1_BIT if plain else None,
-        style=Style.from_dict({"bottom-toolbar": "noreverse"}) if plain else None,
-        output=create_output(always_prefer_tty=True),  # stderr, where stdout goes into a file
-    )
-    prompt.app.key_processor.before_key_press += lambda _: healer.touched()
-    return prompt.prompt
-
-
-def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
-    """Session, tokens, stale share, budget and policy, as many as the terminal is wide for."""
-    from rich.cells import cell_len, set_cell_size
-
-    settings, session = here.settings, here.held
-    if session is None:
-        parts = ["no session: load FILE"]
-    else:
-        share = 100 * healer.stale_share()
-        parts = [
-            session.store.name,
-            f"{len(session.rows):,} tokens",
-            f"stale {share:.1f}%",
-            f"budget {settings.budget or '5%'}",
-            settings.policy,
-        ]
-    parts += ["chat"] * settings.chat
-    parts += ["heal off"] * (not settings.heal)
-    parts += [f"healing stopped: {healer.problem}"] * (healer.problem is not None)
-    width = prompt.app.output.get_size().columns - 1
-    text = ""
-    for part in parts:
-        longer = f"{text} | {part}" if text else part
-        if cell_len(longer) > width:
-            break
-        text = longer
-    return text or set_cell_size(parts[0], width)
-
-
-def _history() -> History | None:
-    """The lines of earlier runs, in a file that only the user can read."""
-    import platformdirs
-    from prompt_toolkit.history import FileHistory
-
-    class Lenient(FileHistory):
-        def store_string(self, string: str) -> None:
-            with suppress(OSError):  # a full disk must not end the REPL
-                super().store_string(string)
-
-    path = Path(platformdirs.user_state_dir("kvedit")) / "history"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        data = path.read_bytes()
-        data.decode("utf-8")
-        if b"\0" in data:
-            raise ValueError("it holds a zero byte")
-    except (OSError, ValueError) as error:
-        render.say(
-            f"Warning: the history in {path} cannot be used ({error}); this run's is not remembered.\n"
-            "Move the file away to begin a new one."
-        )
-        return None
-    return Lenient(path)

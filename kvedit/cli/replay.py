@@ -17,8 +17,7 @@ from typing import Any, TextIO
 
 from kvedit import __version__
 from kvedit.cli import render
-from kvedit.cli.line import run_line
-from kvedit.cli.repl import is_open
+from kvedit.cli.line import is_open, run_line
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
 from kvedit.timing import clock, now

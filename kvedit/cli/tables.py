@@ -114,7 +114,7 @@ def show_log(entries: Sequence[Entry], present: int) -> None:
     table.add_column("when (UTC)", no_wrap=True)
     for heading in ("lines", "tokens", "stale"):
         table.add_column(heading, justify="right")
-    table.add_column("what", no_wrap=True, overflow="ellipsis", max_width=max(8, screen.width - 50))
+    table.add_column("what", no_wrap=True, overflow="ellipsis", max_width=max(8, screen.width - 56))
     for entry in entries:
         counts = (f"{number:,}" for number in (entry.lines, entry.tokens, entry.stale))
         when = entry.created[:19].replace("T", " ")
