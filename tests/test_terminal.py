@@ -181,6 +181,7 @@ def test_a_person_edits_asks_resizes_and_leaves(pane: Pane, sessions: Path) -> N
     pane.clear()
     pane.keys("a", "s", "k", " ", "-", "-", "Tab")
     assert "--max-new-tokens" in pane.sees(r"^ +--budget")
+    pause()
     pane.keys("C-c")
     pane.sees(r"^kvedit> ask --\n(.*\n)*kvedit>$")  # a line that was given up, and a new one
     assert "Ctrl-D leaves; so" not in pane.screen()
