@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -76,6 +76,45 @@ class Options:
                 words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
         words += ["--continue"] if self.chat else []
         return " ".join(["ask", *words, "--", asked] if question.startswith("-") else ["ask", asked, *words])
+
+
+class Answering(Iterator[Token]):
+    """An answer as it comes: an iterator of tokens.
+
+    Args:
+        tokens: Gives the tokens; its value is the answer.
+    """
+
+    def __init__(self, tokens: Generator[Token, None, Answer]) -> None:
+        self._tokens = tokens
+        self._answer: Answer | None = None
+        self._interrupted = False
+
+    def __next__(self) -> Token:
+        try:
+            if self._interrupted:
+                self._interrupted = False
+                return self._tokens.throw(KeyboardInterrupt())
+            return next(self._tokens)
+        except StopIteration as end:
+            if end.value is not None:
+                self._answer = end.value
+            raise
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer with its counts and timings; raises `UsageError` before the last token."""
+        if self._answer is None:
+            raise UsageError("The answer has not come to its end.", "Take the tokens to the last one first.")
+        return self._answer
+
+    def interrupt(self) -> None:
+        """End the answer with the token that was taken last; what was computed is kept."""
+        self._interrupted = True
+
+    def close(self) -> None:
+        """End at once, and keep nothing."""
+        self._tokens.close()
 
 
 class Asking:

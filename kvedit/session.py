@@ -22,6 +22,7 @@ from kvedit.store import Entry, Home, ModelRecord
 from kvedit.timing import Timings, clock, now
 
 if TYPE_CHECKING:
+    from kvedit.ask import Answering
     from kvedit.model import Model
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -29,8 +30,10 @@ _KEEP_ROWS = 1024  # rows that healing computes at most before it keeps them
 _PIECE_S = 0.5  # what a piece of healing takes: how soon it can be interrupted
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
-Lines = str | LineRange
-"""Lines as `40-60`, or as a `LineRange`."""
+Lines = str | int | LineRange
+"""Lines as `40-60`, as one number, or as a `LineRange`."""
+Rows = Budget | str
+"""Rows to refresh, as `5%`, `128t`, `0` or `full`, or as a `Budget`."""
 
 
 class Session(Present):
@@ -270,7 +273,7 @@ class Session(Present):
         self,
         question: str,
         *,
-        budget: Budget | None = None,
+        budget: Rows | None = None,
         policy: str = "sur",
         executor: str = "auto",
         max_new_tokens: int | None = None,
@@ -320,24 +323,18 @@ class Session(Present):
             timings=timings,
             on_phase=on_phase,
         )
-        try:
-            token = next(answering)
-            while True:
-                try:
-                    on_text(token.text)
-                except KeyboardInterrupt as interrupt:
-                    token = answering.throw(interrupt)
-                else:
-                    token = next(answering)
-        except StopIteration as end:
-            answer: Answer = end.value
-            return answer
+        for token in answering:
+            try:
+                on_text(token.text)
+            except KeyboardInterrupt:
+                answering.interrupt()
+        return answering.answer
 
     def stream(
         self,
         question: str,
         *,
-        budget: Budget | None = None,
+        budget: Rows | None = None,
         policy: str = "sur",
         executor: str = "auto",
         max_new_tokens: int | None = None,
@@ -347,25 +344,30 @@ class Session(Present):
         chat: bool = False,
         timings: Timings | None = None,
         on_phase: Callable[[str], None] = lambda name: None,
-    ) -> Generator[Token, None, Answer]:
-        """Answer as `ask` does, token by token; the generator's value is the `Answer`.
+    ) -> Answering:
+        """Answer as `ask` does, token by token.
 
-        Rows are kept when the last token was taken; a generator that is closed before keeps none.
+        Rows are kept when the last token was taken, and then the `Answer` is in `answer`. From the
+        first token to the last the session's lock is held; `close` ends before, and keeps none.
         """
-        from kvedit.ask import Asking, Options
+        from kvedit.ask import Answering, Asking, Options
 
-        chosen = budget or Budget.default()
+        chosen = _budget(budget, Budget.default())
         options = Options(chosen, policy, executor, max_new_tokens, temperature, seed, keep, chat)
         options.check()
-        with self.writing("ask") if keep else nullcontext():
-            asking = Asking(self, options, timings or Timings(), on_phase)
-            return (yield from asking.tokens(question))
+
+        def tokens() -> Generator[Token, None, Answer]:
+            with self.writing("ask") if keep else nullcontext():
+                asking = Asking(self, options, timings or Timings(), on_phase)
+                return (yield from asking.tokens(question))
+
+        return Answering(tokens())
 
     def explain(
         self,
         question: str,
         *,
-        budget: Budget | None = None,
+        budget: Rows | None = None,
         policy: str = "sur",
         seed: int = 0,
         chat: bool = False,
@@ -373,10 +375,10 @@ class Session(Present):
         """Say which rows `ask` would refresh, and why, without computing them."""
         from kvedit.ask import Asking, Options
 
-        options = Options(budget or Budget.default(), policy, seed=seed, chat=chat)
+        options = Options(_budget(budget, Budget.default()), policy, seed=seed, chat=chat)
         return Asking(self, options, Timings(), lambda name: None).explain(question)
 
-    def heal(self, *, budget: Budget | None = None, progress: Progress = lambda done, total: None) -> Healed:
+    def heal(self, *, budget: Rows | None = None, progress: Progress = lambda done, total: None) -> Healed:
         """Recompute rows from the frontier onward, so that they become exact.
 
         An interrupt stops it, and what was computed until then is kept.
@@ -391,7 +393,7 @@ class Session(Present):
         with self.writing("heal"):
             healing = Healing(self)
             first = healing.frontier
-            goal = (budget or Budget.full()).resolve(healing.left)
+            goal = _budget(budget, Budget.full()).resolve(healing.left)
             try:
                 while healing.frontier - first < goal:
                     done = healing.frontier - first
@@ -412,7 +414,7 @@ class Session(Present):
         self,
         question: str | None = None,
         *,
-        budget: Budget | None = None,
+        budget: Rows | None = None,
         policy: str = "sur",
         max_new_tokens: int = 64,
         chat: bool = False,
@@ -434,7 +436,7 @@ class Session(Present):
         from kvedit.ask import Options
         from kvedit.verify import verify
 
-        options = Options(budget or Budget.parse("0"), policy, chat=chat or question is None)
+        options = Options(_budget(budget, Budget.parse("0")), policy, chat=chat or question is None)
         options.check()
         return verify(self, question, options, max_new_tokens, progress)
 
@@ -560,7 +562,11 @@ class Session(Present):
 
 
 def _lines(part: Lines) -> LineRange:
-    return part if isinstance(part, LineRange) else LineRange.parse(part)
+    return part if isinstance(part, LineRange) else LineRange.parse(str(part))
+
+
+def _budget(rows: Rows | None, default: Budget) -> Budget:
+    return Budget.parse(rows) if isinstance(rows, str) else default if rows is None else rows
 
 
 def _text(text: str, exact: bool) -> str:

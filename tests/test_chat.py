@@ -344,3 +344,16 @@ def test_an_edit_that_does_not_fit_beside_the_conversation_is_refused_and_one_th
     assert full.document.line_count == 9
     full.forget()
     full.append("some words more " * 30)
+
+
+def test_the_answer_of_a_stream_is_there_at_its_end(session):
+    answering = session.stream(QUESTION, budget="64t", max_new_tokens=5)
+    first = next(answering)
+    with pytest.raises(UsageError, match="not come to its end"):
+        _ = answering.answer
+    answering.interrupt()
+    rest = list(answering)
+    assert answering.answer.finish_reason == "interrupted"
+    assert answering.answer.text.startswith(first.text)
+    assert len(answering.answer.ids) == 1
+    assert "".join(token.text for token in rest) == answering.answer.text[len(first.text) :]
