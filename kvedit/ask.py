@@ -14,13 +14,13 @@ from kvedit.cache import States
 from kvedit.decode import Sampler, TextStream, decode_, prefill_question_
 from kvedit.errors import UsageError
 from kvedit.model import CHUNK_ROWS
-from kvedit.policies import Evidence, Policy, Scores, policy_named
+from kvedit.policies import Evidence, Policy, policy_named
 from kvedit.present import Present
 from kvedit.prompt import check_context
 from kvedit.refresh import EXECUTORS, choose_executor, refresh_
 from kvedit.reports import Answer, ChosenUnit, Explanation, Token
 from kvedit.rows import RowTable, runs
-from kvedit.select import Budget, select
+from kvedit.select import Budget, Scores, select
 from kvedit.timing import Timings, waiter
 from kvedit.units import UNIT_CAP, unit_of_rows
 
@@ -246,7 +246,7 @@ class Asking:
                 return np.zeros(0, dtype=np.int64), evidence, None
             scores = self.policy.score(evidence)
             rule = self.policy.rule
-            support = select(scores.rows, scores.units, unit, rows.stale, rows.suffix, budget, rule)
+            support = select(scores, unit, rows.stale, rows.suffix, budget, rule)
             return support, evidence, scores
 
     def _units(self) -> IntArray:

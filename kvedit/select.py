@@ -82,14 +82,39 @@ class Budget:
         return min(suffix_rows, max(math.floor(self.share * suffix_rows), self.rows))
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of the budget that is spent before the rest, on rows of its own.
+
+    Attributes:
+        share: Of B, rounded up to whole rows; 0 to 1.
+        rows: Score of each row for this part, `float32 [T]`; the best rows are taken.
+    """
+
+    share: float
+    rows: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How much each row and each unit matters to the question; larger is more.
+
+    Attributes:
+        rows: `float32 [T]`.
+        units: `float32 [U]`.
+        unit: Unit of each row, where the policy has units of its own, `int64 [T]`, -1 for none;
+            else the units are the text's.
+        first: What is spent first, if anything.
+    """
+
+    rows: FloatArray
+    units: FloatArray
+    unit: IntArray | None = None
+    first: Share | None = None
+
+
 def select(
-    scores: FloatArray,
-    unit_scores: FloatArray,
-    unit: IntArray,
-    stale: BoolArray,
-    suffix: BoolArray,
-    budget: int,
-    rule: Rule,
+    scores: Scores, unit: IntArray, stale: BoolArray, suffix: BoolArray, budget: int, rule: Rule
 ) -> IntArray:
     """Choose the support.
 
@@ -97,8 +122,7 @@ def select(
     budgets add up over questions; only what is left over goes to refreshed rows.
 
     Args:
-        scores: One a row, `float32 [T]`.
-        unit_scores: One a unit, `float32 [U]`.
+        scores: Of rows and units.
         unit: Unit of each row, `int64 [T]`; -1 before the body.
         stale: Rows computed under another context, `bool [T]`.
         suffix: The S rows that may be bought, `bool [T]`; `stale` and those refreshed since.
@@ -108,14 +132,31 @@ def select(
     Returns:
         The support, sorted `int64 [B]`.
     """
-    chosen: list[IntArray] = []
-    left = budget
-    for candidates in (np.flatnonzero(stale & suffix), np.flatnonzero(suffix & ~stale)):
+    chosen = np.zeros(len(suffix), dtype=bool)
+    unit = unit if scores.unit is None else scores.unit
+    if scores.first is not None:
+        own = Scores(scores.first.rows, scores.units)
+        _spend(own, unit, stale, suffix, chosen, math.ceil(scores.first.share * budget), "rows")
+    _spend(scores, unit, stale, suffix, chosen, budget - int(chosen.sum()), rule)
+    return np.flatnonzero(chosen)
+
+
+def _spend(
+    scores: Scores,
+    unit: IntArray,
+    stale: BoolArray,
+    suffix: BoolArray,
+    chosen: BoolArray,
+    left: int,
+    rule: Rule,
+) -> None:
+    """Mark `left` more rows in `chosen`."""
+    for part in (stale & suffix, suffix & ~stale):
+        candidates = np.flatnonzero(part & ~chosen)
         width = min(left, len(candidates))
         if width:
-            chosen.append(_RULES[rule](scores, unit_scores, unit, candidates, width))
+            chosen[_RULES[rule](scores.rows, scores.units, unit, candidates, width)] = True
             left -= width
-    return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, dtype=np.int64)
 
 
 def _rows(

@@ -137,4 +137,4 @@ class Arms:
         chosen = policy_named(policy)
         scores = chosen.score(evidence)
         rows = Budget.parse(budget).resolve(int(suffix.sum()))
-        return select(scores.rows, scores.units, self.unit, self.rows.stale, suffix, rows, chosen.rule)
+        return select(scores, self.unit, self.rows.stale, suffix, rows, chosen.rule)

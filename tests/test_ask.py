@@ -124,7 +124,7 @@ def test_a_segment_with_the_wrong_tokens_is_noticed(session: Session) -> None:
 
 
 def test_random_units_are_whole_units(session: Session) -> None:
-    session.ask(QUESTION, policy="random", budget=Budget.parse("30t"), max_new_tokens=1)
+    session.ask(QUESTION, policy="units-random", budget=Budget.parse("30t"), max_new_tokens=1)
     unit = unit_of_rows(session.document.text, session.tokens.starts)
     refreshed = session.rows.refreshed[len(session.manifest.head_ids) :]
     cut = [

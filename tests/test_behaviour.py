@@ -10,7 +10,7 @@ from niah import CASES, Arms, make_case
 
 from kvedit.model import Model
 
-ARMS = {"sur": "2%", "sur-rows": "2%", "random": "2%"}
+ARMS = {"sur": "2%", "tokens": "2%", "units-random": "2%"}
 
 
 @pytest.mark.model
@@ -29,5 +29,5 @@ def test_units_recover_what_shift_loses_and_tokens_and_chance_do_not(
     print(f"mean change of log p: {mean}; recovered of Shift's: {recovered}")
     assert mean["shift"] > 0.5  # there is something to recover
     assert recovered["sur"] >= 0.80, recovered
-    assert recovered["sur-rows"] <= 0.30, recovered
-    assert recovered["random"] <= 0.15, recovered
+    assert recovered["tokens"] <= 0.30, recovered
+    assert recovered["units-random"] <= 0.15, recovered

@@ -177,11 +177,11 @@ BAD = """
 2; not a budget; ask Who? --budget abc
 2; no policy 'best'; ask Who? --policy best
 2; no executor 'fast'; ask Who? --executor fast
-2; one run; ask Who? --executor direct --policy sur-rows --budget 40%
+2; one run; ask Who? --executor direct --policy tokens --budget 40%
 2; temperature; ask Who? --temperature -1 | ask Who? --temperature nan
 2; 0 tokens; ask Who? --max-new-tokens 0
 2; question is empty; ask =
-2; seed; ask Who? --seed 99999999999999999999 | ask Who? --seed -1 --policy random
+2; seed; ask Who? --seed 99999999999999999999 | ask Who? --seed -1 --policy units-random
 3; no session 'nosuch'; ask Who? -s nosuch | delete --lines 1 -s nosuch | status -s nosuch
 3; weights differs; ask Who? -m {other}
 3; chat template differs; ask Who? -m {retold}

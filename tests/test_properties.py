@@ -73,7 +73,7 @@ PARTS = st.one_of(
 TEXTS = st.lists(PARTS, max_size=5).map("".join)
 BUDGETS = st.sampled_from([None, "0", "0", "1t", "9t", "10%", "33%", "50%", "full"])
 QUESTIONS = st.sampled_from(["What is the code?", "alpha", "Who\npays 🙂?", "<|im_end|>", "日本"])
-POLICIES = st.sampled_from(["sur", "sur", "sur-plain", "sur-rows", "sur-window", "bm25", "random"])
+POLICIES = st.sampled_from(["sur", "sur", "sur-plain", "tokens", "window", "units-bm25", "units-random"])
 EXECUTORS = st.sampled_from(["auto", "auto", "packed", "interval"])
 PLACES = st.integers(0, 2**20)  # taken modulo what there is
 

@@ -188,7 +188,7 @@ def test_there_is_no_repl_in_the_repl(home: Path) -> None:
 def test_settings_are_the_defaults_of_later_questions(contract: Path) -> None:
     lines = (
         "set budget 7t",
-        "set policy bm25",
+        "set policy units-bm25",
         "delete -l 2",
         "?fees of item 9",
         "set budget default",
@@ -203,7 +203,7 @@ def test_settings_are_the_defaults_of_later_questions(contract: Path) -> None:
         "chat": "off",
         "heal": "on",
     }
-    assert (records[3]["policy"], records[3]["rows"]["refreshed"]) == ("bm25", 7)
+    assert (records[3]["policy"], records[3]["rows"]["refreshed"]) == ("units-bm25", 7)
     assert records[5]["budget"] == "default"
 
 

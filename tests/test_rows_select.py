@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvedit.errors import UsageError
 from kvedit.rows import Piece, RowTable, frontier_after, runs
-from kvedit.select import _RULES, Budget, select
+from kvedit.select import _RULES, Budget, Scores, select
 from kvedit.tokenizer import Tokenizer
 from kvedit.tokens import Splice
 from kvedit.units import UNIT_CAP, unit_of_rows, unit_starts
@@ -210,7 +210,7 @@ def markets(draw: st.DrawFn):
 @given(market=markets(), budget=st.integers(0, 50))
 def test_a_support_has_just_what_the_budget_buys_stale_rows_first_and_best_first(rule, market, budget):
     scores, unit_scores, unit, stale, suffix = market
-    support = select(*market, min(budget, int(suffix.sum())), rule)
+    support = select(Scores(scores, unit_scores), unit, stale, suffix, min(budget, int(suffix.sum())), rule)
     assert support.dtype == np.int64
     chosen = support.tolist()
     assert len(chosen) == min(budget, int(suffix.sum()))
@@ -224,7 +224,7 @@ def test_a_support_has_just_what_the_budget_buys_stale_rows_first_and_best_first
         width = min(len(chosen) - len(expected), len(candidates))
         expected += REFERENCES[rule](scores, unit_scores, unit, candidates, width) if width else []
     assert chosen == sorted(expected)
-    again = select(*(part.copy() for part in market), len(chosen), rule)
+    again = select(Scores(scores.copy(), unit_scores.copy()), unit.copy(), stale, suffix, len(chosen), rule)
     assert again.tolist() == chosen
 
 
@@ -234,7 +234,7 @@ def test_ties_go_to_the_earlier_row(rule):
     scores = np.full(40, 1 / 3, dtype=np.float32)
     unit = np.arange(40) // 4
     every = np.arange(40) >= 8
-    chosen = select(scores, np.full(10, 1 / 3, dtype=np.float32), unit, every, every, 10, rule)
+    chosen = select(Scores(scores, np.full(10, 1 / 3, dtype=np.float32)), unit, every, every, 10, rule)
     assert chosen.tolist() == list(range(8, 18))
 
 
@@ -242,7 +242,7 @@ def test_windows_with_equal_sums_tie_whatever_came_before_them():
     # The running sum behind the large numbers has no room for all digits of the small ones.
     scores, every = np.array([1e-6, 1e-6, -3000.7] * 6, dtype=np.float32), np.ones(18, dtype=bool)
     one_unit = np.zeros(18, dtype=np.int64)
-    assert select(scores, scores[:1], one_unit, every, every, 2, "window").tolist() == [0, 1]
+    assert select(Scores(scores, scores[:1]), one_unit, every, every, 2, "window").tolist() == [0, 1]
 
 
 def test_units_takes_whole_units_then_the_best_window_of_the_next():
@@ -250,10 +250,12 @@ def test_units_takes_whole_units_then_the_best_window_of_the_next():
     scores = np.array([0] * 5 + [0, 1, 3, 3, 0] + [0] * 5 + [9] * 5, dtype=np.float32)
     all_rows = np.ones(20, dtype=bool)
     ranked = np.array([1, 4, 5, 2], dtype=np.float32)
-    chosen = select(scores, ranked, unit, all_rows, all_rows, 8, "units")
+    chosen = select(Scores(scores, ranked), unit, all_rows, all_rows, 8, "units")
     assert chosen.tolist() == [6, 7, 8, *range(10, 15)]
     # Not the best rows of the next unit, but adjacent ones; and never one of a unit ranked lower.
-    assert select(scores, ranked, unit, all_rows, all_rows, 10, "units").tolist() == list(range(5, 15))
+    assert select(Scores(scores, ranked), unit, all_rows, all_rows, 10, "units").tolist() == list(
+        range(5, 15)
+    )
 
 
 # --- units -------------------------------------------------------------------------------------

@@ -155,8 +155,8 @@ SERIES = {
     "ask": [lambda s: s.delete("2"), lambda s: ask(s), lambda s: ask(s, budget=Budget.parse("9t"), seed=3)],
     "policies": [
         lambda s: s.delete("2"),
-        lambda s: ask(s, policy="random", seed=5, budget=Budget.parse("20t"), executor="interval"),
-        lambda s: ask(s, policy="bm25", budget=Budget.parse("10%")),
+        lambda s: ask(s, policy="units-random", seed=5, budget=Budget.parse("20t"), executor="interval"),
+        lambda s: ask(s, policy="units-bm25", budget=Budget.parse("10%")),
     ],
     "heal": [lambda s: s.delete("2"), lambda s: s.heal(budget=Budget.parse("16t")), lambda s: s.append("z")],
     "chat": [lambda s: ask(s, chat=True), lambda s: ask(s, "And?", chat=True), lambda s: s.delete("1")],

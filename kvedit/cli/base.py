@@ -21,7 +21,7 @@ from kvedit.errors import KveditError
 if TYPE_CHECKING:
     from kvedit.reports import Change
 
-POLICY_NAMES = ("sur", "sur-plain", "sur-rows", "sur-window", "bm25", "random")
+POLICY_NAMES = ("sur", "sur-plain", "tokens", "window", "units-bm25", "units-random")
 """Spelled out, since importing the policies imports torch; a test compares them."""
 MODEL_NAMES = ("smollm2-135m",)
 EXECUTOR_NAMES = ("auto", "packed", "interval", "direct")

@@ -67,6 +67,7 @@ class Model:
         directory: Where it was read from.
         layers, heads, width: L, H (KV heads) and D of its cache.
         groups: Query heads for each KV head.
+        scaling: What attention scores are multiplied with.
         context_length: Positions that it was made for.
         stop_ids: Ids that end an answer.
         mean_embedding: Of the whole vocabulary's input embeddings, `float32 [hidden]`.
@@ -86,6 +87,7 @@ class Model:
         self.heads: int = config.num_key_value_heads
         self.groups: int = config.num_attention_heads // config.num_key_value_heads
         self.width: int = attention.head_dim
+        self.scaling: float = attention.scaling
         self.context_length: int = config.max_position_embeddings
         self.dtype: torch.dtype = network.dtype
         self.device: torch.device = network.device
@@ -143,7 +145,9 @@ class Model:
         cache: KVCache,
         *,
         outputs: int = 1,
+        layers: int | None = None,
         on_layer: Callable[[int], None] = lambda layer: None,
+        on_query: Callable[[int, Tensor], None] = lambda layer, query: None,
     ) -> Walked:
         """Take rows through all layers, writing their keys and values into the cache.
 
@@ -157,29 +161,34 @@ class Model:
             cache: Changed at `rows`, in every layer.
             outputs: How many of the last rows need an output. The others leave the last layer
                 as soon as it has their keys and values, which is all that a cache needs of it.
+            layers: Walk the first so many only, for a probe.
             on_layer: Called with the number of layers done, after each.
+            on_query: Called in each layer with its index and the rotated queries
+                `[Hq, N, D]`, once the keys of the rows are in the cache.
         """
         network, count = self.network.model, len(ids)
         place = rows if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop, device=self.device)
         cos, sin = self.rope.angles(place, self.dtype)
         split = isinstance(rows, slice) and count > _BLOCK_ROWS and self.device.type == "cpu"
         blocks = [] if split else list(self._blocks(place))
-        keys = torch.empty((self.layers, self.heads, count, self.width), dtype=self.dtype, device=self.device)
+        depth = self.layers if layers is None else layers
+        keys = torch.empty((depth, self.heads, count, self.width), dtype=self.dtype, device=self.device)
         values = torch.empty_like(keys)
         hidden = self.embed(ids)
-        for layer, module in enumerate(network.layers):
+        for layer, module in enumerate(network.layers[:depth]):
             attention = module.self_attn
             normed = module.input_layernorm(hidden)
             keys[layer] = self._heads(attention, "k", normed)
             values[layer] = self._heads(attention, "v", normed)
             cache.scatter_(layer, rows, rotate(keys[layer], cos, sin), values[layer])
-            if layer == self.layers - 1 and outputs < count:
+            if layer == depth - 1 and outputs < count:
                 done = count - outputs
                 hidden, normed, cos, sin = (part[done:] for part in (hidden, normed, cos, sin))
                 if not outputs:
                     break
                 split, blocks = False, list(self._blocks(place[done:]))
             query = rotate(self._heads(attention, "q", normed), cos, sin)
+            on_query(layer, query)
             if split:
                 mixed = _attend_adjacent(query, cache, layer, int(place[0]), attention.scaling)
             else:

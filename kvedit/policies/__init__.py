@@ -10,20 +10,20 @@ from collections.abc import Callable
 from kvedit.errors import UsageError
 from kvedit.policies.bm25 import Bm25
 from kvedit.policies.chance import Chance
-from kvedit.policies.evidence import Evidence, Policy, Scores
+from kvedit.policies.evidence import Evidence, Past, Policy
 from kvedit.policies.sur import Sur, SurPlain, SurRows, SurWindow
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "sur": Sur,
     "sur-plain": SurPlain,
-    "sur-rows": SurRows,
-    "sur-window": SurWindow,
-    "bm25": Bm25,
-    "random": Chance,
+    "tokens": SurRows,
+    "window": SurWindow,
+    "units-bm25": Bm25,
+    "units-random": Chance,
 }
 DEFAULT_POLICY = "sur"
 
-__all__ = ["DEFAULT_POLICY", "POLICIES", "Evidence", "Policy", "Scores", "policy_named"]
+__all__ = ["DEFAULT_POLICY", "POLICIES", "Evidence", "Past", "Policy", "policy_named"]
 
 
 def policy_named(name: str) -> Policy:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvedit.policies.evidence import Evidence, Scores
-from kvedit.select import Rule
+from kvedit.policies.evidence import Evidence
+from kvedit.select import Rule, Scores
 
 
 @dataclass(frozen=True, slots=True)

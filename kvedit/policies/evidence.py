@@ -10,7 +10,23 @@ import numpy.typing as npt
 
 from kvedit.cache import KVCache
 from kvedit.model import Model
-from kvedit.select import Rule
+from kvedit.select import Rule, Scores
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The rows as they were when all of them were exact, before the edits.
+
+    Attributes:
+        ids: Their ids, `int64 [N]`.
+        source: For each present row the past row that it is, `int64 [T]`; -1 for a row that was
+            computed since, or has no state.
+    """
+
+    ids: IntArray
+    source: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,36 +35,44 @@ class Evidence:
 
     Attributes:
         model: The model; its frozen input embeddings cost no forward pass.
-        cache: The shifted cache; a probe must leave it untouched.
+        cache: The shifted cache, with room for the question behind its rows; a probe must leave
+            it untouched.
         ids: Ids of all rows, `int64 [T]`.
         unit: Unit of each row, `int64 [T]`; -1 before the body.
         units: U, how many units there are.
         query_ids: Ids of the bare question, `int64 [Nq]`.
         suffix: The S rows that may be bought, `bool [T]`.
         seed: For policies that draw.
+        past: Before the edits; `None` where that is not known.
+        clean: The cache of a clean prefill, for diagnostics only; `None` outside of benches.
     """
 
     model: Model
     cache: KVCache
-    ids: npt.NDArray[np.int64]
-    unit: npt.NDArray[np.int64]
+    ids: IntArray
+    unit: IntArray
     units: int
-    query_ids: npt.NDArray[np.int64]
+    query_ids: IntArray
     suffix: npt.NDArray[np.bool_]
     seed: int
+    past: Past | None = None
+    clean: KVCache | None = None
 
+    @property
+    def seams(self) -> IntArray:
+        """Rows of the suffix before which the text has changed since they were computed, sorted.
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """How much each row and each unit matters to the question; larger is more.
-
-    Attributes:
-        rows: `float32 [T]`.
-        units: `float32 [U]`.
-    """
-
-    rows: npt.NDArray[np.float32]
-    units: npt.NDArray[np.float32]
+        A seam stands where two rows that were neighbours are none any more; rows that were
+        computed since do not count as a gap.
+        """
+        if self.past is None:
+            return np.zeros(0, dtype=np.int64)
+        known = np.flatnonzero(self.past.source >= 0)
+        before = np.concatenate([[-1], known[:-1]])
+        past = np.concatenate([[-1], self.past.source[known[:-1]]])
+        torn = (self.past.source[known] - past) != (known - before)
+        seams: IntArray = known[torn & self.suffix[known]]
+        return seams
 
 
 class Policy(Protocol):

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvedit.policies.evidence import Evidence, Scores, best_of_unit
-from kvedit.select import Rule
+from kvedit.policies.evidence import Evidence, best_of_unit
+from kvedit.select import Rule, Scores
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

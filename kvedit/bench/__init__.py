@@ -1,0 +1,1 @@
+"""The laboratory: cases, trials, runs and reports that say where a budget is best spent."""
