@@ -14,13 +14,13 @@ from kvedit.cache import States
 from kvedit.decode import Sampler, TextStream, decode_, prefill_question_
 from kvedit.errors import UsageError
 from kvedit.model import CHUNK_ROWS
-from kvedit.policies import Evidence, Policy, policy_named
+from kvedit.policies import PROBES, Evidence, Past, Policy, policy_named
 from kvedit.present import Present
 from kvedit.prompt import check_context
 from kvedit.refresh import EXECUTORS, choose_executor, refresh_
 from kvedit.reports import Answer, ChosenUnit, Explanation, Token
 from kvedit.rows import RowTable, runs
-from kvedit.select import Budget, Scores, select
+from kvedit.select import RULES, Budget, Rule, Scores, select
 from kvedit.timing import Timings, waiter
 from kvedit.units import UNIT_CAP, unit_of_rows
 
@@ -40,6 +40,7 @@ class Options:
     seed: int = 0
     keep: bool = True
     chat: bool = False
+    support: Rule | None = None
 
     def check(self) -> Policy:
         """Make the policy and check the rest; needs no model.
@@ -64,6 +65,10 @@ class Options:
             raise UsageError(
                 "A conversation goes on only if it is kept.", "Leave --no-keep out, or --continue."
             )
+        if self.support is not None and self.support not in RULES:
+            raise UsageError(
+                f"There is no support rule '{self.support}'.", f"Choose one of {', '.join(RULES)}."
+            )
         return policy_named(self.policy)
 
     def command(self, question: str) -> str:
@@ -71,7 +76,7 @@ class Options:
         usual, words, asked = Options(Budget.default()), list[str](), shlex.quote(question)
         if self.budget != usual.budget:
             words += ["--budget", self.budget.text]
-        for name in ("policy", "executor", "max_new_tokens", "temperature", "seed"):
+        for name in ("policy", "support", "executor", "max_new_tokens", "temperature", "seed"):
             if getattr(self, name) != getattr(usual, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
         words += ["--continue"] if self.chat else []
@@ -195,7 +200,7 @@ class Asking:
         """Say what would be refreshed for a question, and why. Changes nothing."""
         session, rows = self.session, self.rows
         total, suffix = len(rows), int(rows.suffix.sum())
-        self.shift(total)
+        self.shift(total + len(session.tokenizer.encode_text(question)))  # with room for a probe
         budget_rows = self.options.budget.resolve(suffix)
         support, evidence, scores = self.select(question, budget_rows)
         missing = np.flatnonzero(rows.missing)
@@ -228,8 +233,10 @@ class Asking:
 
     def select(self, question: str, budget: int) -> tuple[IntArray, Evidence, Scores | None]:
         """Choose the support for a question; nothing is scored where nothing can be bought."""
-        self.on_phase("selection")
         rows = self.rows
+        if budget and self.options.policy in PROBES:
+            self._refresh(np.flatnonzero(rows.missing))
+        self.on_phase("selection")
         with self.timings.measure("selection", int(rows.suffix.sum())):
             unit = self._units()
             evidence = Evidence(
@@ -241,13 +248,24 @@ class Asking:
                 query_ids=self.session.tokenizer.encode_text(question).ids,
                 suffix=rows.suffix,
                 seed=self.options.seed,
+                past=self._past(),
             )
             if not budget:
                 return np.zeros(0, dtype=np.int64), evidence, None
             scores = self.policy.score(evidence)
-            rule = self.policy.rule
+            rule = self.options.support or self.policy.rule
             support = select(scores, unit, rows.stale, rows.suffix, budget, rule)
             return support, evidence, scores
+
+    def _past(self) -> Past | None:
+        """Find the last revision before this one whose rows were all exact, and which of them are left."""
+        journal, entry = self.session.journal, self.session.revision.entry
+        while entry.parent is not None:
+            entry = journal.entry(entry.parent)
+            if entry.frontier == entry.tokens:
+                past = self.session.ids_of(entry.number), self.session.rows_of(entry.number)
+                return Past(past[0], self.rows.found_in(past[1]))
+        return None
 
     def _units(self) -> IntArray:
         """Number the unit of each row: -1 for the head; a conversation is cut into equal pieces."""
@@ -322,6 +340,7 @@ class Asking:
     def _chosen_units(self, support: IntArray, evidence: Evidence, scores: Scores) -> list[ChosenUnit]:
         session = self.session
         head, text = len(session.manifest.head_ids), session.document.text
+        own = evidence.unit if scores.unit is None else scores.unit
         found: list[ChosenUnit] = []
         for unit in np.unique(evidence.unit[support]):
             rows = np.flatnonzero(evidence.unit == unit)
@@ -334,7 +353,8 @@ class Asking:
                 content = start + len(spelled) - len(spelled.lstrip())
                 first, last = (text.count("\n", 0, at) + 1 for at in (content, max(start, stop - 1)))
             chosen = int(np.isin(rows, support).sum())
-            found.append(ChosenUnit(first, last, spelled, float(scores.units[unit]), chosen, len(rows)))
+            score = float(scores.units[own[rows]].max())
+            found.append(ChosenUnit(first, last, spelled, score, chosen, len(rows)))
         return sorted(found, key=lambda item: -item.score)
 
     def _chosen_lines(self, support: IntArray) -> tuple[float, ...]:

@@ -82,6 +82,17 @@ class Present:
         )
         return np.concatenate([head, self.tokens.ids, turns])
 
+    def ids_of(self, revision: int) -> IntArray:
+        """Ids of all rows of a revision: head, document and conversation. `int64 [N]`."""
+        held = self.journal.revision(revision)
+        head, turns = (np.array(part, dtype=np.int64) for part in (self.manifest.head_ids, held.turns))
+        return np.concatenate([head, self.tokenizer.encode_text(held.text).ids, turns])
+
+    def rows_of(self, revision: int) -> RowTable:
+        """Where each row of a revision lives."""
+        held = self.journal.revision(revision)
+        return RowTable.from_pieces(held.rows, held.entry.frontier)
+
     @property
     def document_rows(self) -> int:
         """Rows of head and document, without the conversation."""

@@ -5,6 +5,7 @@ The only room that writes recomputed rows. The executors give the same result to
     packed    all rows through each layer together, one traversal for all runs (section 3.3)
     interval  one run of adjacent rows at a time through all layers (section A.1)
     direct    packed's special case of a single run, without index tensors (section 4.4)
+    custom    packed with a compiled attention, experimental and never chosen by `auto` (section G.5)
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from torch import Tensor
 from kvedit.cache import KVCache, States
 from kvedit.errors import UsageError
 from kvedit.model import CHUNK_ROWS, Model
+from kvedit.model.attention import compiled
 from kvedit.rope import rotate
 from kvedit.rows import Piece, runs
 
 IntArray = npt.NDArray[np.int64]
-Executor = Literal["packed", "interval", "direct"]
-EXECUTORS = ("auto", "packed", "interval", "direct")
+Executor = Literal["packed", "interval", "direct", "custom"]
+EXECUTORS = ("auto", "packed", "interval", "direct", "custom")
 OnLayer = Callable[[int], None]
+OnQuery = Callable[[int, Tensor], None]
 
 
 def shift_(
@@ -78,7 +81,7 @@ def choose_executor(name: str, rows: IntArray) -> Executor:
             f"The direct executor takes one run of adjacent rows, and {count} runs were selected.",
             "Use --executor packed, or auto.",
         )
-    if name not in ("packed", "interval", "direct"):
+    if name not in EXECUTORS:
         raise UsageError(f"There is no executor '{name}'.", f"Choose one of {', '.join(EXECUTORS)}.")
     return name  # type: ignore[return-value]
 
@@ -90,6 +93,7 @@ def refresh_(
     rows: IntArray,
     executor: Executor,
     on_layer: OnLayer = lambda layer: None,
+    on_query: OnQuery = lambda layer, query: None,
 ) -> Iterator[States]:
     """Recompute `rows` through all layers against the mixed cache; give their raw states in parts.
 
@@ -103,17 +107,22 @@ def refresh_(
         rows: Rows to recompute, sorted, `int64 [N]`.
         executor: How.
         on_layer: Called with the number of layers done, after each layer of each walk.
+        on_query: Called with the rotated queries of each layer that attends; the last one does not.
+
+    Raises:
+        UsageError: `custom` cannot be compiled here.
     """
+    attend = compiled if executor == "custom" else None
     for part in _parts(rows, executor):
-        if isinstance(part, slice):
-            yield model.walk(ids[part], part, cache, outputs=0, on_layer=on_layer).states
-        else:
-            place = torch.from_numpy(part).to(model.device)
-            yield model.walk(ids[place], place, cache, outputs=0, on_layer=on_layer).states
+        place = part if isinstance(part, slice) else torch.from_numpy(part).to(model.device)
+        walked = model.walk(
+            ids[place], place, cache, outputs=0, attend=attend, on_layer=on_layer, on_query=on_query
+        )
+        yield walked.states
 
 
 def _parts(rows: IntArray, executor: Executor) -> Iterator[slice | IntArray]:
-    if executor == "packed":
+    if executor in ("packed", "custom"):
         for first in range(0, len(rows), CHUNK_ROWS):
             yield rows[first : first + CHUNK_ROWS]
     else:

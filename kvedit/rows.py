@@ -155,6 +155,20 @@ class RowTable:
             frontier=min(self.frontier, first_changed),
         )
 
+    def found_in(self, past: RowTable) -> IntArray:
+        """Say which row of `past` each row is, `int64 [T]`: it lives at the same place; -1 for none."""
+        names = {name: code for code, name in enumerate(past.segments)}
+        code = np.array([*(names.get(name, MISSING) for name in self.segments), MISSING])[self.segment]
+        width = int(max(self.index.max(initial=0), past.index.max(initial=0))) + 1
+        theirs, ours = past.segment * width + past.index, code * width + self.index
+        theirs[past.missing] = -1
+        order = np.argsort(theirs, kind="stable")
+        at = np.minimum(np.searchsorted(theirs, ours, sorter=order), max(len(theirs) - 1, 0))
+        if not len(theirs):
+            return np.full(len(self), -1, dtype=np.int64)
+        found = order[at]
+        return np.where((code != MISSING) & (theirs[found] == ours), found, -1)
+
     def computed(self, rows: IntArray, segment: str) -> RowTable:
         """Give the table after `rows` (sorted) were recomputed into a segment, in that order.
 

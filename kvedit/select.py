@@ -15,7 +15,7 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 Rule = Literal["rows", "window", "units"]
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 DEFAULT_SHARE = Fraction(5, 100)
 DEFAULT_ROWS = 64

@@ -17,7 +17,7 @@ from kvedit.errors import UsageError
 from kvedit.present import Present
 from kvedit.reports import Answer, Change, Explanation, Healed, Purge, Status, Token, Verification
 from kvedit.script import script
-from kvedit.select import Budget
+from kvedit.select import Budget, Rule
 from kvedit.store import Entry, Home, ModelRecord
 from kvedit.timing import Timings, clock, now
 
@@ -275,6 +275,7 @@ class Session(Present):
         *,
         budget: Rows | None = None,
         policy: str = "sur",
+        support: Rule | None = None,
         executor: str = "auto",
         max_new_tokens: int | None = None,
         temperature: float = 0.0,
@@ -294,6 +295,8 @@ class Session(Present):
             question: The user's words.
             budget: How many rows may be refreshed; 5 %, but at least 64, if not given.
             policy: Name in `kvedit.POLICIES`.
+            support: `rows`, `window` or `units`: how its scores become rows; its own rule if not
+                given.
             executor: `auto`, `packed`, `interval` or `direct`.
             max_new_tokens: Ids in the answer at most; what is left of the context, up to
                 256, if not given.
@@ -314,6 +317,7 @@ class Session(Present):
             question,
             budget=budget,
             policy=policy,
+            support=support,
             executor=executor,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
@@ -336,6 +340,7 @@ class Session(Present):
         *,
         budget: Rows | None = None,
         policy: str = "sur",
+        support: Rule | None = None,
         executor: str = "auto",
         max_new_tokens: int | None = None,
         temperature: float = 0.0,
@@ -353,7 +358,7 @@ class Session(Present):
         from kvedit.ask import Answering, Asking, Options
 
         chosen = _budget(budget, Budget.default())
-        options = Options(chosen, policy, executor, max_new_tokens, temperature, seed, keep, chat)
+        options = Options(chosen, policy, executor, max_new_tokens, temperature, seed, keep, chat, support)
         options.check()
 
         def tokens() -> Generator[Token, None, Answer]:
@@ -369,13 +374,14 @@ class Session(Present):
         *,
         budget: Rows | None = None,
         policy: str = "sur",
+        support: Rule | None = None,
         seed: int = 0,
         chat: bool = False,
     ) -> Explanation:
         """Say which rows `ask` would refresh, and why, without computing them."""
         from kvedit.ask import Asking, Options
 
-        options = Options(_budget(budget, Budget.default()), policy, seed=seed, chat=chat)
+        options = Options(_budget(budget, Budget.default()), policy, seed=seed, chat=chat, support=support)
         return Asking(self, options, Timings(), lambda name: None).explain(question)
 
     def heal(self, *, budget: Rows | None = None, progress: Progress = lambda done, total: None) -> Healed:

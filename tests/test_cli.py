@@ -15,8 +15,12 @@ import pytest
 from conftest import save_tiny
 from typer.testing import CliRunner
 
+from kvedit.bench import niah
+from kvedit.cli import base, bench
 from kvedit.cli.app import app
 from kvedit.policies import POLICIES
+from kvedit.refresh import EXECUTORS
+from kvedit.select import RULES
 from kvedit.store import Home
 
 LINES = [f"Line {number}: the fees of item {number} are {number * 37}." for number in range(1, 25)]
@@ -153,10 +157,27 @@ def test_an_emptied_document_can_be_shown_and_asked(contract):
     assert (rows["refreshed"], rows["missing"], rows["reused"]) == (0, 0, parsed("status")["tokens"])
 
 
-@pytest.mark.parametrize("name", list(POLICIES))
+@pytest.mark.parametrize("name", sorted({*POLICIES} - {"oracle"}))  # which needs the clean cache
 def test_every_policy_buys_the_rows_of_the_budget(contract, name):
     answer = parsed("ask", "fees of item 9", "--policy", name, "--budget", "40t", "--max-new-tokens", "1")
     assert (answer["rows"]["refreshed"], answer["policy"]) == (40, name)
+
+
+def test_the_names_in_the_help_are_those_that_there_are():
+    assert tuple(POLICIES) == base.POLICY_NAMES
+    assert base.RULE_NAMES == RULES
+    assert base.EXECUTOR_NAMES == EXECUTORS
+    assert bench.VARIANT_NAMES == niah.VARIANTS
+    assert tuple(niah.TEMPLATES) == bench.TEMPLATE_NAMES
+
+
+def test_any_score_goes_with_any_support_rule(contract):
+    ask = ("ask", "fees of item 9", "--budget", "40t", "--no-keep", "--max-new-tokens", "1")
+    runs = [parsed(*ask, "--support", rule)["runs"] for rule in RULES]
+    assert runs[1] == 1 < runs[0]
+    window = parsed(*ask, "--policy", "window")
+    assert parsed(*ask, "--support", "window")["runs"] == window["runs"]
+    assert "units" in parsed("explain", "fees of item 9", "--policy", "qcfuse", "--budget", "40t")
 
 
 # Exit code; words of the fact; command lines, where = stands for an empty argument.
@@ -177,6 +198,8 @@ BAD = """
 2; not a budget; ask Who? --budget abc
 2; no policy 'best'; ask Who? --policy best
 2; no executor 'fast'; ask Who? --executor fast
+2; --support cannot be 'lines'; ask Who? --support lines | explain Who? --support lines
+2; clean; ask Who? --policy oracle
 2; one run; ask Who? --executor direct --policy tokens --budget 40%
 2; temperature; ask Who? --temperature -1 | ask Who? --temperature nan
 2; 0 tokens; ask Who? --max-new-tokens 0

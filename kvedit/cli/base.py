@@ -20,11 +20,17 @@ from kvedit.errors import KveditError
 
 if TYPE_CHECKING:
     from kvedit.reports import Change
+    from kvedit.select import Rule
 
-POLICY_NAMES = ("sur", "sur-plain", "tokens", "window", "units-bm25", "units-random")
-"""Spelled out, since importing the policies imports torch; a test compares them."""
+POLICY_NAMES = (
+    *("sur", "sur-seam", "sur-plain", "tokens", "window", "units-bm25", "units-random"),
+    *("editlocal", "epic", "structural", "cacheblend", "cachecraft", "infoflow", "prophetkv", "qcfuse"),
+    *("snapkv", "neighbor", "recency", "oracle"),
+)
+"""Spelled out, since importing the policies imports torch; a test compares these and the next ones."""
 MODEL_NAMES = ("smollm2-135m",)
-EXECUTOR_NAMES = ("auto", "packed", "interval", "direct")
+RULE_NAMES = ("rows", "window", "units")
+EXECUTOR_NAMES = ("auto", "packed", "interval", "direct", "custom")
 
 
 class Boundary(TyperGroup):
@@ -170,6 +176,14 @@ Policy = Annotated[
         autocompletion=one_of(POLICY_NAMES),
     ),
 ]
+Support = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RULE",
+        help=f"How its scores become rows: {', '.join(RULE_NAMES)}. Default: the policy's own rule.",
+        autocompletion=one_of(RULE_NAMES),
+    ),
+]
 ModelPlace = Annotated[
     str | None,
     typer.Option(
@@ -196,6 +210,15 @@ def question_of(words: list[str]) -> str:
     if not question.strip():
         raise UsageError("The question is empty.", "Write it in quotes: kvedit ask 'When is it due?'.")
     return question
+
+
+def rule_of(name: str | None) -> Rule | None:
+    """Read a support rule; raises `UsageError` when there is none of that name."""
+    from kvedit.select import RULES
+
+    if name is not None:
+        check_one_of("--support", name, RULE_NAMES)
+    return next((rule for rule in RULES if rule == name), None)
 
 
 def report_change(change: Change, as_json: bool) -> None:

@@ -17,9 +17,11 @@ from kvedit.cli.base import (
     Policy,
     Question,
     SessionName,
+    Support,
     app,
     one_of,
     question_of,
+    rule_of,
 )
 from kvedit.cli.workspace import here
 from kvedit.errors import UsageError
@@ -35,6 +37,7 @@ def ask(
     question: Question,
     budget: Budget = None,
     policy: Policy = None,
+    support: Support = None,
     executor: Annotated[
         str,
         typer.Option(
@@ -66,6 +69,7 @@ def ask(
     options: dict[str, Any] = {
         "budget": chosen,
         "policy": policy or here.settings.policy,
+        "support": rule_of(support),
         "executor": executor,
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -103,6 +107,7 @@ def explain(
     question: Question,
     budget: Budget = None,
     policy: Policy = None,
+    support: Support = None,
     seed: Seed = 0,
     chat: Continue = False,
     model: ModelPlace = None,
@@ -121,6 +126,7 @@ def explain(
         words,
         budget=chosen,
         policy=policy or here.settings.policy,
+        support=rule_of(support),
         seed=seed,
         chat=chat or here.settings.chat,
     )

@@ -8,7 +8,7 @@ Prefill is a walk over adjacent rows, packed refresh one over scattered rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kvedit.cache import KVCache, States
 from kvedit.errors import ModelError
 from kvedit.model import checkpoint
+from kvedit.model.attention import Attend, choose, masked
 from kvedit.model.template import layout
 from kvedit.prompt import Prompt
 from kvedit.rope import Rope, rotate
@@ -29,9 +29,6 @@ from kvedit.tokenizer import Tokenizer
 
 CHUNK_ROWS = 2048
 """Rows that one walk takes at most; bounds the memory beside weights and cache."""
-
-_BLOCK_ROWS = 128
-"""Rows that attend together; a block reads keys only up to its last row."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -48,16 +45,6 @@ class Walked:
 
     states: States
     hidden: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Rows in hand `[first, last)`, the keys they may see, and who may see which (`None`: all)."""
-
-    first: int
-    last: int
-    limit: int
-    mask: Tensor | None
 
 
 class Model:
@@ -146,6 +133,7 @@ class Model:
         *,
         outputs: int = 1,
         layers: int | None = None,
+        attend: Attend | None = None,
         on_layer: Callable[[int], None] = lambda layer: None,
         on_query: Callable[[int, Tensor], None] = lambda layer, query: None,
     ) -> Walked:
@@ -162,6 +150,7 @@ class Model:
             outputs: How many of the last rows need an output. The others leave the last layer
                 as soon as it has their keys and values, which is all that a cache needs of it.
             layers: Walk the first so many only, for a probe.
+            attend: Attention, by the kinds of `kvedit.model.attention`; the fastest without it.
             on_layer: Called with the number of layers done, after each.
             on_query: Called in each layer with its index and the rotated queries
                 `[Hq, N, D]`, once the keys of the rows are in the cache.
@@ -169,8 +158,8 @@ class Model:
         network, count = self.network.model, len(ids)
         place = rows if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop, device=self.device)
         cos, sin = self.rope.angles(place, self.dtype)
-        split = isinstance(rows, slice) and count > _BLOCK_ROWS and self.device.type == "cpu"
-        blocks = [] if split else list(self._blocks(place))
+        prepare = choose(rows, count, self.device) if attend is None else attend
+        mix = prepare(cache, place, self.scaling)
         depth = self.layers if layers is None else layers
         keys = torch.empty((depth, self.heads, count, self.width), dtype=self.dtype, device=self.device)
         values = torch.empty_like(keys)
@@ -186,14 +175,10 @@ class Model:
                 hidden, normed, cos, sin = (part[done:] for part in (hidden, normed, cos, sin))
                 if not outputs:
                     break
-                split, blocks = False, list(self._blocks(place[done:]))
+                mix = (attend or masked)(cache, place[done:], self.scaling)
             query = rotate(self._heads(attention, "q", normed), cos, sin)
             on_query(layer, query)
-            if split:
-                mixed = _attend_adjacent(query, cache, layer, int(place[0]), attention.scaling)
-            else:
-                mixed = _attend(query, cache, layer, blocks, attention.scaling)
-            hidden = hidden + attention.o_proj(mixed)
+            hidden = hidden + attention.o_proj(mix(layer, query))
             hidden = hidden + module.mlp(module.post_attention_layernorm(hidden))
             on_layer(layer + 1)
         cache.length = max(cache.length, int(place[-1]) + 1)
@@ -238,65 +223,6 @@ class Model:
         norm = getattr(attention, f"{which}_norm", None)
         projected: Tensor = (norm(states) if norm is not None else states).transpose(0, 1)
         return projected
-
-    def _blocks(self, place: Tensor) -> Iterator[_Block]:
-        """Cut rows into blocks, each with the mask of who sees which key."""
-        for first in range(0, len(place), _BLOCK_ROWS):
-            block = place[first : first + _BLOCK_ROWS]
-            limit = int(block[-1]) + 1
-            mask = None
-            if len(block) > 1:
-                hidden_keys = torch.arange(limit, device=self.device) > block[:, None]
-                mask = torch.zeros(hidden_keys.shape, dtype=self.dtype, device=self.device)
-                mask.masked_fill_(hidden_keys, float("-inf"))
-                mask = mask.repeat(self.groups, 1)
-            yield _Block(first, first + len(block), limit, mask)
-
-
-def _attend(query: Tensor, cache: KVCache, layer: int, blocks: list[_Block], scaling: float) -> Tensor:
-    """Attend to the cache, `[Hq, N, D] -> [N, Hq * D]`.
-
-    The query heads of a group share their keys, so a group is handed over as one head with so
-    many more rows: no key is read or copied twice.
-    """
-    heads, width = cache.keys.shape[1], query.shape[-1]
-    mixed = [
-        functional.scaled_dot_product_attention(
-            query[:, block.first : block.last].reshape(1, heads, -1, width),
-            cache.keys[None, layer, :, : block.limit],
-            cache.values[None, layer, :, : block.limit],
-            attn_mask=None if block.mask is None else block.mask[None, None],
-            scale=scaling,
-        ).view(len(query), -1, width)
-        for block in blocks
-    ]
-    joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
-    return joined.transpose(0, 1).flatten(1)
-
-
-def _attend_adjacent(query: Tensor, cache: KVCache, layer: int, start: int, scaling: float) -> Tensor:
-    """Attend from many adjacent rows without a mask, `[Hq, N, D] -> [N, Hq * D]`; on a CPU only.
-
-    The rows see all keys before `start`, and one another causally. The two softmaxes are joined
-    by their log-sum-exps (FlashAttention, arXiv 2205.14135, section 3.1), which the kernel gives
-    but its public wrapper drops. Reading no mask is what makes prefill as fast as a plain forward.
-    """
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    heads, count, width = query.shape
-    keys, values = cache.keys[layer, :, : start + count], cache.values[layer, :, : start + count]
-    groups = heads // len(keys)
-    own_keys, own_values = (part[None, :, start:].repeat_interleave(groups, 1) for part in (keys, values))
-    mixed, own_sum = flash(query[None], own_keys, own_values, 0.0, True, scale=scaling)
-    if start:
-        folded = query.reshape(1, len(keys), -1, width)
-        past, past_sum = flash(
-            folded, keys[None, :, :start], values[None, :, :start], 0.0, False, scale=scaling
-        )
-        past = past.reshape(mixed.shape)
-        weight = torch.sigmoid(own_sum - past_sum.reshape(own_sum.shape))[..., None].to(past.dtype)
-        mixed = torch.lerp(past, mixed, weight)
-    joined: Tensor = mixed[0].transpose(0, 1).flatten(1)
-    return joined
 
 
 def _device(name: str) -> torch.device:

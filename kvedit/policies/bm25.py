@@ -1,6 +1,7 @@
 """BM25 over the same units: lexical relevance, the control of section C.2.
 
-Terms are token ids and documents are units (Robertson and Zaragoza, 2009).
+Terms are token ids and documents are units (Robertson and Zaragoza, 2009). The units are scored
+by the library bm25s (arXiv 2407.03618).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvedit.policies.evidence import Evidence
+from kvedit.policies.evidence import Evidence, rows_of_units
 from kvedit.select import Rule, Scores
 
 
@@ -28,17 +29,23 @@ class Bm25:
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""
-        inside = evidence.suffix & (evidence.unit >= 0)
-        length = np.bincount(evidence.unit[inside], minlength=evidence.units)
-        held = max(int((length > 0).sum()), 1)
-        norm = self.k1 * (1 - self.b + self.b * length / max(float(length.sum()) / held, 1.0))
-        units = np.zeros(evidence.units)
+        import bm25s  # here, so that other policies do not wait for it
+
         rows = np.zeros(len(evidence.ids), dtype=np.float32)
-        for token in np.unique(evidence.query_ids):
-            hit = inside & (evidence.ids == token)
-            count = np.bincount(evidence.unit[hit], minlength=evidence.units)
-            holding = int((count > 0).sum())
-            rarity = np.log(1 + (held - holding + 0.5) / (holding + 0.5))
-            units += rarity * count * (self.k1 + 1) / (count + norm + 1e-9)
-            rows[hit] += rarity
-        return Scores(rows, units.astype(np.float32))
+        units = np.zeros(evidence.units, dtype=np.float32)
+        inside = rows_of_units(evidence)
+        vocabulary, terms = np.unique(evidence.ids[inside], return_inverse=True)
+        asked = np.flatnonzero(np.isin(vocabulary, evidence.query_ids))
+        if not len(asked):
+            return Scores(rows, units)
+        firsts = np.flatnonzero(np.diff(evidence.unit[inside], prepend=-1))
+        documents = [part.tolist() for part in np.split(terms, firsts[1:])]
+        index = bm25s.BM25(k1=self.k1, b=self.b, method="atire", idf_method="lucene")
+        names = {int(token): at for at, token in enumerate(vocabulary)}
+        index.index((documents, names), create_empty_token=False, show_progress=False)
+        units[evidence.unit[inside[firsts]]] = index.get_scores_from_ids(asked.tolist())
+        for term in asked:
+            hit = inside[terms == term]
+            holding = len(np.unique(evidence.unit[hit]))
+            rows[hit] = np.log(1 + (len(documents) - holding + 0.5) / (holding + 0.5))
+        return Scores(rows, units)

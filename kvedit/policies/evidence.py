@@ -71,6 +71,13 @@ class Evidence:
         before = np.concatenate([[-1], known[:-1]])
         past = np.concatenate([[-1], self.past.source[known[:-1]]])
         torn = (self.past.source[known] - past) != (known - before)
+        # Between two rows that kept their distance there may be others in place of the old ones.
+        other = np.flatnonzero(self.past.source < 0)
+        behind = np.searchsorted(known, other)
+        other, behind = other[behind < len(known)], behind[behind < len(known)]
+        old = self.past.source[known[behind]] - (known[behind] - other)
+        changed = (old < 0) | (self.past.ids[np.maximum(old, 0)] != self.ids[other])
+        torn[behind[changed]] = True
         seams: IntArray = known[torn & self.suffix[known]]
         return seams
 
@@ -92,3 +99,14 @@ def best_of_unit(rows: npt.NDArray[np.float32], evidence: Evidence) -> npt.NDArr
     inside = evidence.suffix & (evidence.unit >= 0)
     np.maximum.at(best, evidence.unit[inside], rows[inside])
     return best
+
+
+def rows_of_units(evidence: Evidence) -> IntArray:
+    """Give the rows of all units of which a row may be bought. `int64 [N]`, sorted.
+
+    What a unit is about does not hang on which of its rows are exact already: of a sentence
+    whose beginning stands before the edit, only the end may be bought.
+    """
+    buyable = np.zeros(evidence.units, dtype=bool)
+    buyable[evidence.unit[evidence.suffix & (evidence.unit >= 0)]] = True
+    return np.flatnonzero((evidence.unit >= 0) & buyable[evidence.unit])

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvedit.policies.evidence import Evidence, best_of_unit
+from kvedit.policies.evidence import Evidence, best_of_unit, rows_of_units
 from kvedit.select import Rule, Scores
 
 FloatArray = npt.NDArray[np.float32]
@@ -48,7 +48,7 @@ class Sur:
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""
-        inside = np.flatnonzero(evidence.suffix & (evidence.unit >= 0))
+        inside = rows_of_units(evidence)
         rows = np.zeros(len(evidence.ids), dtype=np.float32)
         units = np.zeros(evidence.units, dtype=np.float32)
         query = np.unique(evidence.query_ids)

@@ -1,0 +1,193 @@
+"""A run as one HTML file: tables and charts, without scripts, fonts or anything else from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from statistics import median
+
+from kvedit.bench import plots
+from kvedit.bench.page import NONE, interval, milliseconds, number, page, percent, signed, small, table
+from kvedit.bench.plots import ENDS
+from kvedit.bench.statistics import Record
+
+_DIFFERENCES = ["arm", "minus", "exact match", "repaired", "regressed", "|Δ log p|", "F1", "latency ÷"]
+
+
+def html(config: Record, records: Sequence[Record], summary: Record) -> str:
+    """Write the report.
+
+    Args:
+        config: `config.json`.
+        records: Lines of `cases.jsonl`; read for `config["bench"] == "executor"` only, where each
+            is `{"runs", "executor", "seconds"}` and repeats are further records.
+        summary: What `summarise` gave; not read for the executor bench.
+    """
+    bench = str(config["bench"])
+    model = config.get("model", {})
+    facts = [str(model[key]) for key in ("name", "dtype", "device") if model.get(key)]
+    if bench == "executor":
+        return page(f"kvedit bench {bench}", facts, _executors(records), config)
+    facts.insert(0, f"{summary['cases']} cases from {summary['sources']} sources")
+    arms: dict[str, Record] = summary["arms"]
+    parts = [
+        _headline(arms),
+        *plots.by_budget(arms),
+        *plots.by_latency(arms),
+        '<div class="pair">',
+        plots.transitions(arms),
+        plots.where(arms),
+        "</div>",
+        _matched(arms),
+        _datasets(summary.get("datasets", {})),
+        _details(arms),
+        _paired(arms),
+    ]
+    return page(f"kvedit bench {bench}", facts, parts, config)
+
+
+def _headline(arms: dict[str, Record]) -> str:
+    heads = ["arm", "exact match", "old shown", "|Δ log p|", "recovery", "rows", "latency", "÷ re-prefill"]
+    rows = [
+        [
+            escape(name),
+            _em(arm),
+            _of(arm["stale_shown"]["shown"], arm["stale_shown"]["cases"]),
+            number(arm["logp_change"]["value"]) + interval(arm["logp_change"]),
+            percent(arm["recovery"]["value"]) + interval(arm["recovery"], percent),
+            number(arm["refreshed"], 1),
+            f"{number(arm['latency_s'] * 1000, 0)} ms",
+            number(arm["latency_ratio"]["value"], 2) + interval(arm["latency_ratio"], small),
+        ]
+        for name, arm in arms.items()
+    ]
+    note = (
+        "Old: the answer before the edit. Small figures are 95 % intervals of a bootstrap over sources, "
+        "pointwise. |Δ log p|: mean change of the right answer's log-probability against a clean prefill, "
+        "in nats. Recovery: the part of Shift's change that is gone. Rows: mean number refreshed. Latency: "
+        "median from the edit to the last token of the answer, and its mean as a part of a re-prefill's."
+    )
+    return table("Arms", note, heads, rows)
+
+
+def _matched(arms: dict[str, Record]) -> str:
+    rows = [
+        _difference(name, base, held)
+        for name, arm in arms.items()
+        for base, held in arm["against"].items()
+        if base not in ENDS
+    ]
+    note = "The same scores and budget, other supports. Differences are the first arm minus the second."
+    return table("Matched controls", note, _DIFFERENCES, rows) if rows else ""
+
+
+def _paired(arms: dict[str, Record]) -> str:
+    rows = [
+        _difference(name, base, held)
+        for name, arm in arms.items()
+        for base, held in arm["against"].items()
+        if base in ENDS
+    ]
+    note = "Differences are the first arm minus the second, paired by case."
+    return table("Against Shift and Re-prefill", note, _DIFFERENCES, rows, folded=True) if rows else ""
+
+
+def _difference(name: str, base: str, held: Record) -> list[str]:
+    points = held["em"]
+    return [
+        escape(name),
+        escape(base),
+        f"{signed(100 * points['value'], 1)} points" + interval(points, percent),
+        str(held["transitions"]["repaired"]),
+        str(held["transitions"]["regressed"]),
+        signed(held["logp_change"]["value"]) + interval(held["logp_change"]),
+        signed(held["f1"]["value"]) + interval(held["f1"]),
+        number(held["latency_ratio"]["value"], 2) + interval(held["latency_ratio"], small),
+    ]
+
+
+def _datasets(datasets: dict[str, Record]) -> str:
+    if not datasets:
+        return ""
+    names = list(next(iter(datasets.values()))["arms"])
+    rows = []
+    for name in names:
+        held = [part["arms"][name] for part in datasets.values()]
+        rows.append(
+            [escape(name), *(_em(arm) for arm in held), *(percent(arm["recovery"]["value"]) for arm in held)]
+        )
+    heads = ["arm", *(f"{what}, {name}" for what in ("exact match", "recovery") for name in datasets)]
+    return table("Datasets", "Each with its own cases and intervals.", heads, rows)
+
+
+def _details(arms: dict[str, Record]) -> str:
+    phases = list(dict.fromkeys(phase for arm in arms.values() for phase in arm["seconds"]))
+    heads = [
+        "arm",
+        "F1",
+        "margin recovery",
+        "KL",
+        "top-1",
+        "agreement",
+        "runs",
+        "gold recall",
+        "gold precision",
+    ]
+    rows = [
+        [
+            escape(name),
+            number(arm["f1"]),
+            percent(arm["margin_recovery"]["value"]) + interval(arm["margin_recovery"], percent),
+            number(arm["kl"], 4),
+            percent(arm["top1"]),
+            percent(arm["agreement"]),
+            number(arm["runs"], 1),
+            percent(arm["gold_recall"]),
+            percent(arm["gold_precision"]),
+            *(milliseconds(arm["seconds"].get(phase)) for phase in phases),
+        ]
+        for name, arm in arms.items()
+    ]
+    note = (
+        "Means over cases; phases are medians in ms. Margin: mean log-probability of the right answer's "
+        "tokens minus that of the old one's. KL: from the clean prefill, in nats, and top-1: the same best "
+        "token, both at the first answer token. Agreement: part of the clean greedy answer that is "
+        "repeated. Runs: adjacent pieces. Gold: refreshed rows that lie in the evidence, by recall and "
+        "precision."
+    )
+    return table("More figures", note, [*heads, *(f"{phase}, ms" for phase in phases)], rows, folded=True)
+
+
+def _em(arm: Record) -> str:
+    held = arm["em"]
+    return f"{_of(held['right'], held['cases'])} · {percent(held['value'])}" + interval(held, percent)
+
+
+def _of(count: int, cases: int) -> str:
+    return f"{count}/{cases}" if cases else "–"
+
+
+def _executors(records: Sequence[Record]) -> list[str]:
+    """Times by number of runs, and how much faster each executor is than one run at a time."""
+    held: dict[str, dict[int, list[float]]] = {}
+    for record in records:
+        held.setdefault(record["executor"], {}).setdefault(record["runs"], []).append(record["seconds"])
+    times = {name: {runs: median(found) for runs, found in sorted(own.items())} for name, own in held.items()}
+    counts = sorted({runs for own in times.values() for runs in own})
+    base = times.get("interval", {})
+    speed_ups = {
+        name: {runs: base[runs] / own[runs] for runs in own if runs in base}
+        for name, own in times.items()
+        if name != "interval"
+    }
+    rows = [
+        [
+            str(runs),
+            *(milliseconds(own.get(runs)) for own in times.values()),
+            *(f"{small(own[runs])} ×" if runs in own else NONE for own in speed_ups.values()),
+        ]
+        for runs in counts
+    ]
+    heads = ["runs", *(f"{name}, ms" for name in times), *(f"{name}, speed-up" for name in speed_ups)]
+    note = "Medians. Speed-up: the time of interval, one run after the other, divided by this one's."
+    return [table("Executors", note, heads, rows), plots.speed_up(speed_ups, counts)]

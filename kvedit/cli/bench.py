@@ -1,0 +1,363 @@
+"""The `bench` commands: where is a budget of refreshed rows best spent, on your model?"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvedit.cli import render
+from kvedit.cli.base import MODEL_NAMES, POLICY_NAMES, RULE_NAMES, Json, app, check_one_of, one_of
+from kvedit.cli.workspace import here
+from kvedit.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvedit.bench.arms import Arm
+    from kvedit.bench.case import Case
+    from kvedit.bench.questions import Question
+    from kvedit.model import Model
+
+bench = typer.Typer(help="Measure where a budget is best spent, on your model.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+VARIANT_NAMES = ("same-key", "relabel", "derived", "injection")
+TEMPLATE_NAMES = ("plain", "ruler")
+
+Out = Annotated[
+    str, typer.Option("--out", "-o", metavar="FOLDER", help="The run's folder; a run that stopped goes on.")
+]
+ModelName = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME",
+        help="Alias, folder, .gguf file or hub id.",
+        autocompletion=one_of(MODEL_NAMES),
+    ),
+]
+Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or mps.")]
+Dtype = Annotated[str, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16.")]
+Arms = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arm",
+        "-a",
+        metavar="ARM",
+        help="shift, replay, reprefill, erratum, POLICY@BUDGET or POLICY/RULE@BUDGET. Repeat it.",
+    ),
+]
+Policies = Annotated[
+    str,
+    typer.Option(metavar="NAMES", help="Policies, with commas; each at every budget."),
+]
+Budgets = Annotated[str, typer.Option(metavar="5%,10%", help="Budgets, with commas.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Of all draws.")]
+_MODEL = "smollm2-135m"
+
+
+@bench.command("niah", epilog="Example: kvedit bench niah --cases 24 --policies sur,tokens --budgets 2%")
+def niah(
+    out: Out = "runs/niah",
+    variant: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help=f"{', '.join(VARIANT_NAMES)}.", autocompletion=one_of(VARIANT_NAMES)
+        ),
+    ] = "same-key",
+    template: Annotated[
+        str, typer.Option(metavar="NAMES", help="Wording of the needles: plain, ruler, or both.")
+    ] = "plain,ruler",
+    cases: Annotated[int, typer.Option(metavar="N", min=1, help="Cases.")] = 96,
+    tokens: Annotated[
+        str | None,
+        typer.Option(metavar="A-B", help="Tokens of a text. Default: 1000-2000, and 400-600 for relabel."),
+    ] = None,
+    haystack: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Text, or folder of texts, to hide in. Default: a built-in one."),
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="NAME", help="test, or dev for tuning.")] = "test",
+    policies: Policies = "sur,window,tokens,units-random",
+    budgets: Budgets = "2%,5%",
+    support: Annotated[
+        str | None, typer.Option(metavar="RULE", help="Spend all scores by this rule.")
+    ] = None,
+    arm: Arms = None,
+    model: ModelName = _MODEL,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Erasing-NIAH: a sentence is deleted, and the question asks for what is left."""
+    from kvedit.bench.niah import SPLITS
+
+    check_one_of("--variant", variant, VARIANT_NAMES)
+    check_one_of("--split", split, SPLITS)
+    options = {
+        "variant": variant,
+        "templates": _names("--template", template, TEMPLATE_NAMES),
+        "count": cases,
+        "tokens": _lengths(tokens or ("400-600" if variant == "relabel" else "1000-2000")),
+        "split": split,
+        "seed": seed,
+    }
+    arms = _arms(arm, policies, budgets, support)
+    _hide("niah", out, model, device, dtype, haystack, arms, options, json)
+
+
+@bench.command("qa", epilog="Example: kvedit bench qa hotpot_dev_distractor_v1.json --questions 12")
+def qa(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Data sets, as published or as JSONL.")
+    ],
+    out: Out = "runs/qa",
+    questions: Annotated[int, typer.Option(metavar="N", min=1, help="Questions of each file.")] = 100,
+    policies: Policies = "sur,tokens,units-random",
+    budgets: Budgets = "5%",
+    support: Annotated[
+        str | None, typer.Option(metavar="RULE", help="Spend all scores by this rule.")
+    ] = None,
+    arm: Arms = None,
+    model: ModelName = _MODEL,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Multi-hop questions: one passage that does not matter is deleted, at three placements.
+
+    Full sets take a night on a CPU; a run that stopped goes on where it was.
+    """
+    from kvedit.bench import qa as maker
+
+    arms = _arms(arm, policies, budgets, support)
+    sets, left = _questions(files, maker.unfit, questions)
+    opened = _model(model, device, dtype)
+    options = {"files": [Path(name).name for name in files], "questions": questions, "seed": seed}
+
+    cases = [case for found in sets for case in maker.cases(found, seed=seed, limit=questions)]
+    _say_left(left)
+    _run("qa", out, opened, model, arms, cases, options, json)
+
+
+@bench.command("location", epilog="Example: kvedit bench location hotpot_dev_distractor_v1.json")
+def location(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Data sets, as published or as JSONL.")
+    ],
+    out: Out = "runs/location",
+    questions: Annotated[int, typer.Option(metavar="N", min=1, help="Questions of each file.")] = 25,
+    policies: Policies = "sur,tokens",
+    budgets: Budgets = "5%",
+    arm: Arms = None,
+    model: ModelName = _MODEL,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Does it matter where the evidence lies: before the edit or after it, near or at the end?"""
+    from kvedit.bench import location as maker
+
+    arms = _arms(arm, policies, budgets, None)
+    sets, left = _questions(files, maker.unfit, questions)
+    opened = _model(model, device, dtype)
+    options = {"files": [Path(name).name for name in files], "questions": questions, "seed": seed}
+
+    cases = [case for found in sets for case in maker.cases(found, seed=seed, limit=questions)]
+    _say_left(left)
+    _run("location", out, opened, model, arms, cases, options, json)
+
+
+@bench.command("geometry", epilog="Example: kvedit bench geometry --policy sur --cases 24")
+def geometry(
+    out: Out = "runs/geometry",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="Whose scores.", autocompletion=one_of(POLICY_NAMES))
+    ] = "sur",
+    budgets: Budgets = "1%,2%,5%,10%,20%,40%,80%",
+    cases: Annotated[int, typer.Option(metavar="N", min=1, help="Cases.")] = 24,
+    tokens: Annotated[str, typer.Option(metavar="A-B", help="Tokens of a text.")] = "1000-2000",
+    haystack: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Text, or folder of texts, to hide in. Default: a built-in one."),
+    ] = None,
+    model: ModelName = _MODEL,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """One score, spent as rows, as a window and as units, over budgets (C.1)."""
+    check_one_of("--policy", policy, POLICY_NAMES)
+    names = [f"{policy}/{rule}@{budget}" for rule in RULE_NAMES for budget in _split(budgets)]
+    options = {"count": cases, "tokens": _lengths(tokens), "seed": seed}
+    _hide("geometry", out, model, device, dtype, haystack, _arms(names, "", "", None), options, json)
+
+
+@bench.command("compare", epilog="Example: kvedit bench compare runs/a runs/b")
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A run's folder.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another run's folder.")],
+    json: Json = False,
+) -> None:
+    """Pair two runs case by case: what changed from A to B?"""
+    from kvedit.bench.run import Run
+    from kvedit.bench.summary import compare as paired
+    from kvedit.cli import runs
+
+    a, b = (Run.open(here.path(name)) for name in (first, second))
+    found = paired(a.records(), b.records())
+    here.give(found, json, lambda: runs.show_comparison(found))
+
+
+@bench.command("report", epilog="Example: kvedit bench report runs/niah")
+def report(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A run's folder.")], json: Json = False
+) -> None:
+    """Check a run, and write its summary and report again."""
+    from kvedit.bench.run import Run
+    from kvedit.cli import runs
+
+    run = Run.open(here.path(folder))
+    summary = run.finish()
+    here.give(summary, json, lambda: runs.show_run(summary, run.folder))
+
+
+def _hide(
+    bench: str,
+    out: str,
+    model: str,
+    device: str,
+    dtype: str,
+    haystack: str | None,
+    arms: list[Arm],
+    options: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Hide needles in a haystack, and run the cases."""
+    from kvedit.bench.niah import Haystack, built_in, cases
+
+    texts = [built_in()] if haystack is None else _texts(here.path(haystack))
+    opened = _model(model, device, dtype)
+    made = list(cases([Haystack(text, opened.tokenizer) for text in texts], **options))
+    _run(bench, out, opened, model, arms, made, {**options, "haystack": haystack or "built-in"}, as_json)
+
+
+def _run(
+    bench: str,
+    out: str,
+    model: Model,
+    called: str,
+    arms: list[Arm],
+    cases: list[Case],
+    options: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Run the cases with a live table, and write the report."""
+    from kvedit.bench.run import Run, describe, execute
+    from kvedit.cli import runs
+
+    command = shlex.join(["kvedit", *sys.argv[1:]])
+    run = Run.start(here.path(out), describe(bench, model, called, arms, options, command))
+    skipped: list[str] = []
+    with runs.live_run([arm.name for arm in arms], len(cases)) as show:
+        execute(
+            run,
+            model,
+            cases,
+            arms,
+            seed=options["seed"],
+            on_case=show,
+            on_skip=lambda case, why: skipped.append(why),
+        )
+    for why in skipped:
+        render.say(f"Left out: {why}")
+    summary = run.finish()
+    here.give(
+        {"folder": str(run.folder), "left_out": len(skipped), **summary},
+        as_json,
+        lambda: runs.show_run(summary, run.folder),
+    )
+
+
+def _arms(named: list[str] | None, policies: str, budgets: str, support: str | None) -> list[Arm]:
+    """Read the arms: those that were named, or every policy at every budget between the ends."""
+    from kvedit.bench.arms import Arm
+
+    if not named:
+        rule = "" if support is None else f"/{support}"
+        chosen = _names("--policies", policies, POLICY_NAMES)
+        named = [f"{policy}{rule}@{budget}" for budget in _split(budgets) for policy in chosen]
+    named = list(dict.fromkeys(["shift", *named, "reprefill"]))
+    return [Arm.parse(name) for name in named]
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
+    found = _split(text)
+    for name in found:
+        check_one_of(option, name, tuple(known))
+    if not found:
+        raise UsageError(f"{option} names nothing.", f"Choose of {', '.join(known)}.")
+    return found
+
+
+def _lengths(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    try:
+        found = int(low), int(high or low)
+    except ValueError:
+        found = (0, 0)
+    if not 200 <= found[0] <= found[1]:
+        raise UsageError(f"'{text}' is no range of tokens.", "Write A-B, at least 200, such as 1000-2000.")
+    return found
+
+
+def _questions(
+    files: list[str], unfit: Callable[[Question], str | None], limit: int
+) -> tuple[list[list[Question]], dict[str, str]]:
+    """Read data sets; give the questions that qualify, a list a file, and why others do not."""
+    from kvedit.bench.qa import sift
+    from kvedit.bench.questions import read
+
+    found: list[list[Question]] = []
+    left: dict[str, str] = {}
+    for name in files:
+        fit, reasons = sift(read(here.path(name)), unfit)
+        found.append(fit[:limit])
+        left |= reasons
+    return found, left
+
+
+def _say_left(left: dict[str, str]) -> None:
+    """Say how many questions give no case, and why."""
+    for reason, number in Counter(left.values()).most_common():
+        render.say(f"Left out: {render.count(number, 'question')}, because {reason}.")
+
+
+def _texts(path: Path) -> list[str]:
+    """Read the haystacks: one file, or all the files of a folder in the order of their names."""
+    from kvedit.document import Document
+
+    paths = sorted(part for part in path.iterdir() if part.is_file()) if path.is_dir() else [path]
+    return [Document.read(part).text for part in paths]
+
+
+def _model(name: str, device: str, dtype: str) -> Model:
+    check_one_of("--device", device, ("auto", "cpu", "cuda", "mps"))
+    check_one_of("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
+    with render.working("Loading the model") as say:
+        from kvedit.model import Model
+        from kvedit.model.resolve import resolve
+
+        return Model.open(resolve(name, say), device=device, dtype=dtype)

@@ -1,0 +1,118 @@
+"""What a person sees of a bench: a live table while it runs, its summary, two runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.live import Live
+from rich.table import Table
+
+from kvedit.cli.render import console, count, say, seconds
+from kvedit.timing import clock
+
+_EVERY_S = 10.0  # between two lines where there is no terminal
+
+
+@contextmanager
+def live_run(arms: Sequence[str], total: int) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+    """Show a table that grows with each case: what every arm has reached so far."""
+    screen = console()
+    records: list[dict[str, Any]] = []
+    start, said = clock(), clock()
+
+    def left(done: int) -> str:
+        spent = clock() - start
+        return f"{done} of {count(total, 'case')}, about {seconds(spent / done * (total - done))} left"
+
+    if not screen.is_terminal:
+
+        def tell(done: int, record: dict[str, Any]) -> None:
+            nonlocal said
+            if clock() - said >= _EVERY_S or done == total:
+                said = clock()
+                say(left(done))
+
+        yield tell
+        return
+    with Live(console=screen, transient=True, auto_refresh=False) as live:
+
+        def show(done: int, record: dict[str, Any]) -> None:
+            records.append(record)
+            table = _table(left(done))
+            for arm in arms:
+                table.add_row(arm, *_so_far([part["arms"][arm] for part in records], records))
+            live.update(table, refresh=True)
+
+        yield show
+
+
+def _table(title: str) -> Table:
+    return _columns(title, ("right", "change of log p", "recovered", "to answer"))
+
+
+def _columns(title: str, headings: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    table.add_column("arm")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _so_far(found: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> list[str]:
+    change = sum(abs(part["logp_change"]) for part in found)
+    lost = sum(abs(part["arms"]["shift"]["logp_change"]) for part in records)
+    times = sorted(sum(part["seconds"].values()) for part in found)
+    return [
+        f"{sum(part['em'] for part in found)}/{len(found)}",
+        f"{change / len(found):.3f}",
+        f"{100 * (1 - change / lost):.0f}%" if lost else "",
+        seconds(times[len(times) // 2]),
+    ]
+
+
+def show_run(summary: dict[str, Any], folder: Path) -> None:
+    """Print the summary of a run, and where its report is."""
+    for name, part in {"": summary, **summary.get("datasets", {})}.items():
+        title = count(part["cases"], "case")
+        table = _table(f"{name}: {title}" if name else title)
+        for arm_name, arm in part["arms"].items():
+            table.add_row(
+                arm_name,
+                f"{arm['em']['right']}/{arm['cases']}",
+                _interval(arm["logp_change"], 1, 3),
+                _interval(arm["recovery"], 100, 0, "%"),
+                seconds(arm["latency_s"]),
+            )
+        console().print(table)
+    say(f"The report is {folder / 'report.html'}.")
+
+
+def show_comparison(found: dict[str, Any]) -> None:
+    """Print what differs between two runs."""
+    table = _columns(
+        count(found["cases"], "shared case"), ("right", "change of log p", "repaired", "regressed")
+    )
+    for name, arm in found["arms"].items():
+        table.add_row(
+            name,
+            _interval(arm["em"], 100, 1, " points"),
+            _interval(arm["logp_change"], 1, 3),
+            str(arm["transitions"]["repaired"]),
+            str(arm["transitions"]["regressed"]),
+        )
+    console().print(table)
+    for side in ("first", "second"):
+        if missing := found[f"cases_only_in_{side}"]:
+            say(f"Only in the {side} run: {count(len(missing), 'case')}.")
+
+
+def _interval(estimate: dict[str, Any], scale: float, digits: int, unit: str = "") -> str:
+    """Write a value with its interval."""
+    value, low, high = (estimate[name] for name in ("value", "low", "high"))
+    if value is None:
+        return ""
+    shown = f"{scale * value:.{digits}f}{unit}"
+    return shown if low is None else f"{shown} ({scale * low:.{digits}f} to {scale * high:.{digits}f})"

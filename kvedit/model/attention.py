@@ -1,0 +1,207 @@
+"""Attention of the walk: each row looks at every cached row up to itself.
+
+A kind of attention is prepared for the rows of a walk once and then called in each layer:
+
+    masked    blocks of rows under a mask; for any rows
+    adjacent  many adjacent rows without a mask, on a CPU
+    compiled  experimental, from torch.compile; never chosen by itself
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache as once
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvedit.cache import KVCache
+from kvedit.errors import UsageError
+
+Mix = Callable[[int, Tensor], Tensor]
+"""Attend in one layer, by index, with rotated queries: `[Hq, N, D] -> [N, Hq * D]`."""
+Attend = Callable[[KVCache, Tensor, float], Mix]
+"""Prepare attention to a cache for rows, sorted `int64 [N]`, with the factor on the scores."""
+
+BLOCK_ROWS = 128
+"""Rows that attend together at most; a block reads keys only up to its last row."""
+_WASTE = 8192
+"""Pairs of query and key that a block may read for nothing: what 128 adjacent rows do."""
+
+
+def choose(rows: slice | Tensor, count: int, device: torch.device) -> Attend:
+    """Give the kind that is fastest for rows."""
+    many = isinstance(rows, slice) and count > BLOCK_ROWS and device.type == "cpu"
+    return adjacent if many else masked
+
+
+def cut(rows: list[int]) -> list[tuple[int, int]]:
+    """Cut sorted rows into blocks `[first, last)` that attend together.
+
+    A block reads keys up to its last row for all of its rows. It ends before a row that would
+    make it read more than a quarter as much in vain as it needs; a little waste costs less
+    than another call.
+    """
+    blocks: list[tuple[int, int]] = []
+    first, waste, needed = 0, 0, rows[0] + 1
+    for at in range(1, len(rows)):
+        waste += (at - first) * (rows[at] - rows[at - 1])
+        needed += rows[at] + 1
+        if at - first == BLOCK_ROWS or waste > max(_WASTE, needed // 4):
+            blocks.append((first, at))
+            first, waste, needed = at, 0, rows[at] + 1
+    return [*blocks, (first, len(rows))]
+
+
+def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
+    """Attend in blocks, each reading keys up to its last row under a mask.
+
+    The query heads of a group share their keys, so a group is handed over as one head with so
+    many more rows: no key is read or copied twice.
+    """
+    rows = place.tolist()
+    blocks = [(first, last, rows[last - 1] + 1) for first, last in cut(rows)]
+    masks: list[Tensor | None] | None = None  # made in the first layer, which knows the groups
+
+    def mix(layer: int, query: Tensor) -> Tensor:
+        nonlocal masks
+        heads, width = cache.keys.shape[1], query.shape[-1]
+        if masks is None:
+            groups = len(query) // heads
+            masks = [_mask(place[first:last], limit, groups, query.dtype) for first, last, limit in blocks]
+        mixed = [
+            functional.scaled_dot_product_attention(
+                query[:, first:last].reshape(1, heads, -1, width),
+                cache.keys[None, layer, :, :limit],
+                cache.values[None, layer, :, :limit],
+                attn_mask=mask,
+                scale=scaling,
+            ).view(len(query), -1, width)
+            for (first, last, limit), mask in zip(blocks, masks, strict=True)
+        ]
+        joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
+        return joined.transpose(0, 1).flatten(1)
+
+    return mix
+
+
+def _mask(rows: Tensor, limit: int, groups: int, dtype: torch.dtype) -> Tensor | None:
+    """What is added to scores, `[1, 1, groups * N, limit]`; `None` where the row sees all keys."""
+    if len(rows) == 1:
+        return None
+    unseen = torch.arange(limit, device=rows.device) > rows[:, None]
+    mask = torch.zeros(unseen.shape, dtype=dtype, device=rows.device)
+    return mask.masked_fill_(unseen, float("-inf")).repeat(groups, 1)[None, None]
+
+
+def adjacent(cache: KVCache, place: Tensor, scaling: float) -> Mix:
+    """Attend from many adjacent rows without a mask; on a CPU only.
+
+    The rows see all keys before the first of them, and one another causally. The two softmaxes
+    are joined by their log-sum-exps (FlashAttention, arXiv 2205.14135, section 3.1), which the
+    kernel gives but its public wrapper drops. Reading no mask is what makes prefill as fast as a
+    plain forward.
+    """
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    start, count = int(place[0]), len(place)
+
+    def mix(layer: int, query: Tensor) -> Tensor:
+        heads, _, width = query.shape
+        keys, values = (part[layer, :, : start + count] for part in (cache.keys, cache.values))
+        groups = heads // len(keys)
+        own_keys, own_values = (part[None, :, start:].repeat_interleave(groups, 1) for part in (keys, values))
+        mixed, own_sum = flash(query[None], own_keys, own_values, 0.0, True, scale=scaling)
+        if start:
+            folded = query.reshape(1, len(keys), -1, width)
+            past, past_sum = flash(
+                folded, keys[None, :, :start], values[None, :, :start], 0.0, False, scale=scaling
+            )
+            past = past.reshape(mixed.shape)
+            weight = torch.sigmoid(own_sum - past_sum.reshape(own_sum.shape))[..., None].to(past.dtype)
+            mixed = torch.lerp(past, mixed, weight)
+        joined: Tensor = mixed[0].transpose(0, 1).flatten(1)
+        return joined
+
+    return mix
+
+
+def compiled(cache: KVCache, place: Tensor, scaling: float) -> Mix:
+    """Attend with a compiled kernel: the experimental executor of section G.5.
+
+    On a GPU it is FlexAttention (arXiv 2412.05496) over all rows. On a CPU it is plain masked
+    attention, in the blocks of `masked`: FlexAttention's C++ does not compile there for every
+    shape (torch 2.13).
+
+    Raises:
+        UsageError: When it is called and cannot be compiled, as without a C++ compiler.
+    """
+    return _flex(cache, place, scaling) if place.device.type == "cuda" else _plain(cache, place, scaling)
+
+
+def _flex(cache: KVCache, place: Tensor, scaling: float) -> Mix:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    limit = int(place[-1]) + 1
+
+    def sees(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        return key <= place[row]
+
+    visible = create_block_mask(sees, None, None, len(place), limit, device=place.device.type)
+
+    def mix(layer: int, query: Tensor) -> Tensor:
+        keys, values = cache.keys[None, layer, :, :limit], cache.values[None, layer, :, :limit]
+        mixed = _run(
+            flex_attention,
+            query[None], keys, values, block_mask=visible, scale=scaling, enable_gqa=True,
+        )  # fmt: skip
+        return mixed[0].transpose(0, 1).flatten(1)
+
+    return mix
+
+
+def _plain(cache: KVCache, place: Tensor, scaling: float) -> Mix:
+    rows = place.tolist()
+    blocks = [(first, last, rows[last - 1] + 1) for first, last in cut(rows)]
+
+    def mix(layer: int, query: Tensor) -> Tensor:
+        heads, width = cache.keys.shape[1], query.shape[-1]
+        mixed = []
+        for first, last, limit in blocks:
+            folded = query[:, first:last].reshape(heads, -1, width)
+            seen = place[first:last].repeat(len(query) // heads)
+            keys, values = cache.keys[layer, :, :limit], cache.values[layer, :, :limit]
+            mixed.append(_run(_softmax, folded, keys, values, seen, scaling).view(len(query), -1, width))
+        return torch.cat(mixed, dim=1).transpose(0, 1).flatten(1)
+
+    return mix
+
+
+def _softmax(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scaling: float) -> Tensor:
+    """Attention as it is written, `[H, N, D] -> [H, N, D]`, row i of N up to key `rows[i]`."""
+    score = (query @ keys.transpose(1, 2)).float() * scaling
+    unseen = torch.arange(keys.shape[1], device=keys.device) > rows[:, None]
+    return torch.softmax(score.masked_fill(unseen, float("-inf")), dim=-1).to(values.dtype) @ values
+
+
+@once
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function, dynamic=True)
+
+
+def _run(function: Callable[..., Tensor], *args: Any, **more: Any) -> Tensor:
+    """Run a function compiled, or say in one sentence why it cannot be."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    try:
+        with warnings.catch_warnings():  # the compiler's own modules warn when they are imported
+            warnings.simplefilter("ignore")
+            return _compiled(function)(*args, **more)
+    except TorchDynamoException as error:
+        said = str(error).split("\n\n")[0].split("\n")[0]
+        raise UsageError(
+            f"The custom executor cannot be compiled here ({said}).",
+            "Install a C++ compiler such as g++, or use --executor packed.",
+        ) from error

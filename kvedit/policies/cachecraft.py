@@ -1,0 +1,137 @@
+"""Dependence on what was deleted. Motivated by Cache-Craft (arXiv 2502.15734).
+
+The only signal here that measures how much a row read of exactly the rows that are gone. The
+paper takes attention from the first prefill, in all layers; kvedit does not keep that, so layer
+0 stands for it, which ids and past positions determine. Per unit, the paper's cache fix overhead
+says how much of it to recompute. A proxy of a signal: no system is reproduced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvedit.cache import KVCache
+from kvedit.model import CHUNK_ROWS, Model
+from kvedit.policies.evidence import Evidence
+from kvedit.policies.seam import origins
+from kvedit.select import Rule, Scores
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+_BLOCK_ROWS = 128
+"""Rows whose attention is held at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCraft:
+    """Give each unit its part of the budget, and within it the rows that read the most of what is gone.
+
+    With c a unit, c' another chunk of the past before it, and A the layer-0 attention:
+
+        a = sum over c' of A(c, c') / (|c| |c'|)    b = A(c, c) / |c|^2    CCI = sigmoid(a / b)
+        CFO = CCI * A(c, deleted) / A(c, all before c)    part of the budget: CFO * |c|
+
+    Rows score by D'Hondt's rule, part / (rank within the unit), whose B best rows keep those
+    proportions for every B. Units score by CFO. Without a past all scores are 0.
+    """
+
+    rule: Rule = "rows"
+
+    def score(self, evidence: Evidence) -> Scores:
+        """Score rows and units."""
+        rows = np.zeros(len(evidence.ids), dtype=np.float32)
+        units = np.zeros(evidence.units, dtype=np.float32)
+        past = evidence.past
+        if past is None:
+            return Scores(rows, units)
+        origin = origins(evidence.ids, past.ids, past.source)
+        chunk, gone = _chunks(evidence, origin, len(past.ids))
+        # A row that was computed since read nothing that is gone.
+        held = np.flatnonzero(evidence.suffix & (evidence.unit >= 0) & (past.source >= 0))
+        if not len(held) or not gone.any():
+            return Scores(rows, units)
+        read = _read(evidence.model, past.ids, past.source[held], chunk, gone)
+        unit = evidence.unit[held]
+        size = np.bincount(unit, minlength=evidence.units)
+        from_gone, own, other, spread = (np.bincount(unit, part, evidence.units) for part in read)
+        tiny, some = 1e-30, np.maximum(size, 1)
+        ratio = (spread / some) / np.maximum(own / some**2, tiny)
+        overhead = from_gone / np.maximum(other, tiny) / (1 + np.exp(-ratio))
+        order = np.lexsort((-read[0], unit))
+        firsts = np.cumsum(size) - size
+        rank = np.arange(len(held)) - firsts[unit[order]] + 1
+        rows[held[order]] = (overhead * size)[unit[order]] / rank
+        return Scores(rows, overhead.astype(np.float32))
+
+
+def _chunks(evidence: Evidence, origin: IntArray, count: int) -> tuple[IntArray, BoolArray]:
+    """Number the chunk of each past row, and say which rows are gone. `int64 [N]`, `bool [N]`.
+
+    Chunks are the units (a unit that an edit cuts is two: what may be bought, and what not), and
+    each run of deleted rows.
+    """
+    kept = origin >= 0
+    gone = np.ones(count, dtype=bool)
+    gone[origin[kept]] = False
+    chunk = np.cumsum(np.diff(gone, prepend=False)) + 2 * (evidence.units + 1)
+    chunk[origin[kept]] = (2 * (evidence.unit + 1) + evidence.suffix)[kept]
+    return chunk, gone
+
+
+def _read(
+    model: Model, ids: IntArray, wanted: IntArray, chunk: IntArray, gone: BoolArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Measure what some past rows read at layer 0, averaged over heads.
+
+    Args:
+        model: The model.
+        ids: Past ids, `int64 [N]`.
+        wanted: The past rows, `int64 [n]`.
+        chunk: Chunk of each past row, `int64 [N]`.
+        gone: The deleted rows, `bool [N]`.
+
+    Returns:
+        Attention to the deleted rows, to the row's own chunk, to others, and to others with each
+        row weighed by 1 / (rows of its chunk); each `float64 [n]`.
+    """
+    cache = KVCache(1, model.heads, len(ids), model.width, dtype=model.dtype, device=model.device)
+    sizes = np.bincount(chunk)[chunk]
+    lost, weight = (torch.from_numpy(part).float().to(model.device) for part in (gone, 1 / sizes))
+    label = model.to_device(chunk)
+    asked = np.zeros(len(ids), dtype=bool)
+    asked[wanted] = True
+    first = int(wanted.min())
+    measured = np.zeros((4, len(ids)))
+
+    def watch(stop: int, layer: int, query: Tensor) -> None:
+        start = stop - query.shape[1]
+        keys = cache.keys[0, :, :stop].float().transpose(1, 2)
+        for begin in range(start, stop, _BLOCK_ROWS):
+            rows = begin + np.flatnonzero(asked[begin : min(begin + _BLOCK_ROWS, stop)])
+            if not len(rows):
+                continue
+            place = model.to_device(rows)
+            folded = query[:, place - start].float().reshape(model.heads, -1, model.width)
+            score = (folded @ keys * model.scaling).view(-1, len(rows), stop)
+            score.masked_fill_(torch.arange(stop, device=model.device) > place[:, None], float("-inf"))
+            attention = torch.softmax(score, dim=-1).mean(dim=0)
+            own = label[place, None] == label[:stop]
+            other = attention.masked_fill(own, 0)
+            parts = (attention @ lost[:stop], (attention * own).sum(1), other.sum(1), other @ weight[:stop])
+            measured[:, rows] = torch.stack(parts).cpu().numpy()
+
+    for begin in range(0, len(ids), CHUNK_ROWS):
+        part = slice(begin, min(begin + CHUNK_ROWS, len(ids)))
+        outputs = min(part.stop - part.start, max(part.stop - first, 0))  # nobody asks for those before
+        see = partial(watch, part.stop)
+        model.walk(model.to_device(ids[part]), part, cache, outputs=outputs, layers=1, on_query=see)
+    found = measured[:, wanted]
+    return found[0], found[1], found[2], found[3]

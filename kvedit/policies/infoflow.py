@@ -1,0 +1,44 @@
+"""Attention from the question, in a band of late layers. Motivated by InfoFlow KV (arXiv 2603.05353).
+
+It transfers the method `norm`: the L2 norm, over the question's rows, of the attention that a
+row gets, averaged over heads. The probe runs over the shifted cache, whose positions agree. The
+reordering of chunks has no meaning here, and no system is reproduced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvedit.policies.evidence import Evidence, best_of_unit
+from kvedit.policies.probe import probe
+from kvedit.select import Rule, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class InfoFlow:
+    """Score rows by the norm of the question's attention to them.
+
+    Attributes:
+        start: First layer of the band, as a share of all layers, rounded.
+        stop: Its last layer; 22 to 25 of 32 in the paper's script.
+    """
+
+    start: float = 0.69
+    stop: float = 0.78
+    rule: Rule = "rows"
+
+    def score(self, evidence: Evidence) -> Scores:
+        """Score rows and units."""
+        deepest = evidence.model.layers - 1
+        first, last = (min(round(share * (deepest + 1)), deepest) for share in (self.start, self.stop))
+        total = torch.zeros(len(evidence.ids), device=evidence.model.device)
+
+        def see(layer: int, attention: Tensor) -> None:
+            total.add_(attention.mean(dim=0).norm(dim=0))
+
+        probe(evidence, range(first, last + 1), "all", see)
+        rows = (total / (last - first + 1)).cpu().numpy()
+        return Scores(rows, best_of_unit(rows, evidence))

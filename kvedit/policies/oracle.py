@@ -1,0 +1,53 @@
+"""How far each row is from a clean prefill: a diagnostic, for benches only.
+
+Row-wise change of keys and values, as in Models Take Notes at Prefill (arXiv 2606.17107), but
+normalised per layer, since deep layers would drown the others. It is no upper bound: what
+deviates most is not what helps most when it is recomputed (arXiv 2609.17983).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvedit.errors import UsageError
+from kvedit.policies.evidence import Evidence, best_of_unit
+from kvedit.select import Rule, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """Score rows by their deviation from the clean cache, layers from index 1 on.
+
+    Layer 0 is left out: it depends on ids and positions alone, so a shift makes it exact.
+    """
+
+    rule: Rule = "rows"
+
+    def score(self, evidence: Evidence) -> Scores:
+        """Score rows and units.
+
+        Raises:
+            UsageError: There is no clean cache.
+        """
+        clean, count = evidence.clean, len(evidence.ids)
+        if clean is None:
+            raise UsageError(
+                "The policy oracle compares with a clean prefill, and there is none.",
+                "Use it in a bench, or choose another policy.",
+            )
+        total = torch.zeros(count, device=evidence.cache.keys.device)
+        for layer in range(1, evidence.model.layers):
+            for right, held in (
+                (clean.keys, evidence.cache.keys),
+                (clean.values, evidence.cache.values),
+            ):
+                exact = right[layer, :, :count].float()
+                off = (exact - held[layer, :, :count].float()).square().sum(dim=(0, 2))
+                usual = exact.square().sum(dim=(0, 2)).mean()
+                total += (off / usual.clamp(min=1e-12)).sqrt()
+        rows = (total / max(evidence.model.layers - 1, 1)).cpu().numpy()
+        rows[~evidence.suffix] = 0
+        return Scores(rows.astype(np.float32), best_of_unit(rows, evidence))

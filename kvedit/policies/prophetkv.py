@@ -1,0 +1,26 @@
+"""Attention from the question, in all layers. Motivated by ProphetKV (arXiv 2602.02579).
+
+It transfers the score: the softmax runs over the context alone, and heads, question and layers
+are averaged. The paper's text was not at hand; the formula follows an independent reproduction.
+No system is reproduced here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvedit.policies.attention import mean_attention
+from kvedit.policies.evidence import Evidence, best_of_unit
+from kvedit.select import Rule, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class ProphetKV:
+    """Score rows by the question's mean attention among the context, over all layers."""
+
+    rule: Rule = "rows"
+
+    def score(self, evidence: Evidence) -> Scores:
+        """Score rows and units."""
+        rows = mean_attention(evidence, range(evidence.model.layers), "context")
+        return Scores(rows, best_of_unit(rows, evidence))

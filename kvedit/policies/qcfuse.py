@@ -1,0 +1,35 @@
+"""Attention from the question in one layer, by blocks. Motivated by QCFuse (2604.08585, 2606.05875).
+
+It transfers the ranking of blocks at one critical layer. There, the layer is profiled and the
+question sees anchors of each chunk; here the layer is a setting, and the question sees the
+shifted cache. No system is reproduced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvedit.policies.attention import blocks, layer_at, mean_attention, sums
+from kvedit.policies.evidence import Evidence
+from kvedit.select import Rule, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class QcFuse:
+    """Score blocks of adjacent rows by the sum of the question's attention to them.
+
+    Attributes:
+        depth: The critical layer, as a share of all layers.
+        block: Rows in a block; blocks are counted from the first row that may be bought.
+    """
+
+    depth: float = 0.5
+    block: int = 16
+    rule: Rule = "units"
+
+    def score(self, evidence: Evidence) -> Scores:
+        """Score rows, and the policy's own units."""
+        layer = layer_at(self.depth, evidence.model.layers)
+        rows = mean_attention(evidence, [layer], "all")
+        unit = blocks(evidence, self.block)
+        return Scores(rows, sums(rows, unit, evidence), unit)

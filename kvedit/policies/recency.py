@@ -1,0 +1,22 @@
+"""The last rows. Motivated by the suffix arm of Models Take Notes at Prefill (arXiv 2606.17107)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvedit.policies.evidence import Evidence, best_of_unit
+from kvedit.select import Rule, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Recency:
+    """Score rows by their place: the later, the more."""
+
+    rule: Rule = "rows"
+
+    def score(self, evidence: Evidence) -> Scores:
+        """Score rows and units."""
+        rows = np.arange(len(evidence.ids), dtype=np.float32)
+        return Scores(rows, best_of_unit(rows, evidence))

@@ -1,0 +1,52 @@
+"""Delimiters behind the edit. Motivated by Models Take Notes at Prefill (arXiv 2606.17107).
+
+That work finds conclusions about a field on the punctuation, line ends and control tokens after
+it; 2609.17983 has an arm of this kind too. Only the class of the token is transferred, not the
+causal ranking, and no system is reproduced.
+"""
+
+from __future__ import annotations
+
+import string
+import unicodedata
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvedit.policies.evidence import Evidence, best_of_unit
+from kvedit.policies.seam import nearness
+from kvedit.select import Rule, Scores
+from kvedit.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Structural:
+    """Score delimiter rows above all others, and within both by nearness behind a seam."""
+
+    rule: Rule = "rows"
+
+    def score(self, evidence: Evidence) -> Scores:
+        """Score rows and units."""
+        rows = nearness(evidence)
+        rows[_delimiters(evidence.model.tokenizer, evidence.ids)] += len(evidence.ids) + 1
+        return Scores(rows, best_of_unit(rows, evidence))
+
+
+def _delimiters(tokenizer: Tokenizer, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Say which ids are nothing but punctuation, line ends or control tokens. `bool [T]`."""
+    distinct, back = np.unique(ids, return_inverse=True)
+    # Decoded in pairs: some tokenizers drop the blank of a first word, and a lone blank is none of these.
+    texts = [tokenizer.decode([token, token]) for token in distinct.tolist()]
+    flags = np.array([_delimits(text) for text in texts], dtype=bool)
+    return flags[back]
+
+
+def _delimits(text: str) -> bool:
+    """Say whether a decoded token is one; a control token decodes to nothing."""
+    marks = text.strip()
+    if not marks:
+        return not text or "\n" in text
+    return all(
+        mark.isspace() or mark in string.punctuation or unicodedata.category(mark)[0] == "P" for mark in marks
+    )
