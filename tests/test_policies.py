@@ -252,6 +252,14 @@ def members(evidence: Evidence) -> dict[int, list[int]]:
     return found
 
 
+def whole(evidence: Evidence) -> dict[int, list[int]]:
+    """All rows of the units of which one may be bought, by unit."""
+    units = evidence.unit.tolist()
+    found = {unit: [row for row, own in enumerate(units) if own == unit] for unit in members(evidence)}
+    assert any(len(rows) > len(members(evidence)[unit]) for unit, rows in found.items())
+    return found
+
+
 def slow_seams(evidence: Evidence) -> list[int]:
     found, last = [], None
     for row, source in enumerate(evidence.past.source.tolist()):
@@ -448,7 +456,7 @@ def of_oracle(evidence: Evidence) -> tuple:
 
 
 def of_sur(evidence: Evidence) -> tuple:
-    model, units = evidence.model, members(evidence)
+    model, units = evidence.model, whole(evidence)
     table = model.network.model.embed_tokens.weight.detach()
     mean = table.mean(0)
 
@@ -484,7 +492,7 @@ def of_sur_plain(evidence: Evidence) -> tuple:
 
 
 def of_bm25(evidence: Evidence) -> tuple:
-    units = members(evidence)
+    units = whole(evidence)
     documents = {unit: [int(evidence.ids[row]) for row in rows] for unit, rows in units.items()}
     usual = sum(map(len, documents.values())) / len(documents)
     rows, scored = [0.0] * len(evidence.ids), [0.0] * evidence.units
@@ -670,6 +678,13 @@ def test_seams_stand_where_neighbours_were_parted(name):
     evidence, seams = SEAMS[name]
     assert evidence.seams.tolist() == seams
     assert slow_seams(evidence) == seams or name == "a deletion at the start"
+
+
+def test_a_replacement_of_the_same_length_tears_too_and_rows_computed_in_place_do_not():
+    evidence = torn([0, 1, -1, -1, 4, 5], 2, (2, 3))
+    assert evidence.seams.tolist() == []
+    replaced = replace(evidence, ids=np.array([0, 0, 0, 9, 0, 0]))
+    assert replaced.seams.tolist() == [4]
 
 
 def test_without_a_past_there_is_no_seam_and_the_first_row_stands_for_one():

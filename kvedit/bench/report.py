@@ -191,3 +191,35 @@ def _executors(records: Sequence[Record]) -> list[str]:
     heads = ["runs", *(f"{name}, ms" for name in times), *(f"{name}, speed-up" for name in speed_ups)]
     note = "Medians. Speed-up: the time of interval, one run after the other, divided by this one's."
     return [table("Executors", note, heads, rows), plots.speed_up(speed_ups, counts)]
+
+
+def numerics_html(config: Record, records: Sequence[Record], summary: Record) -> str:
+    """Write the report of the numerics bench."""
+    heads = ["path", "cases", "largest logit gap", "argmax differs", "answers differ", "first difference"]
+    rows = [
+        [
+            escape(path["name"]),
+            str(path["cases"]),
+            f"{path['logit_max']:.2e}",
+            percent(path["argmax_disagreement"]),
+            percent(path["sequence_disagreement"]),
+            NONE if path["first_difference"] is None else str(path["first_difference"]),
+        ]
+        for path in summary["paths"]
+    ]
+    note = "The same replay along other execution paths, against the first path (Appendix E)."
+    return page("kvedit bench numerics", [], [table("Paths", note, heads, rows)], config)
+
+
+def evidence_html(config: Record, records: Sequence[Record], summary: Record) -> str:
+    """Write the report of the evidence bench."""
+    sets: dict[str, Record] = summary["datasets"]
+    arms = list(dict.fromkeys(arm for part in sets.values() for arm in part["arms"]))
+    rows = [[escape(arm), *(_share(part["arms"].get(arm)) for part in sets.values())] for arm in arms]
+    note = "Mean share of the bought rows that lie in a supporting passage, with 95 % intervals."
+    heads = ["arm", *(f"{name} ({part['cases']})" for name, part in sets.items())]
+    return page("kvedit bench evidence", [], [table("Evidence", note, heads, rows)], config)
+
+
+def _share(estimate: Record | None) -> str:
+    return NONE if estimate is None else number(estimate["value"], 2) + interval(estimate)

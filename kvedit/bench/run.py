@@ -115,8 +115,17 @@ class Run:
         path = self.folder / "cases.jsonl"
         append_file(path, path.stat().st_size if path.exists() else 0, json.dumps(record).encode() + b"\n")
 
+    def clear(self) -> None:
+        """Drop the records, for a measurement that is made anew."""
+        (self.folder / "cases.jsonl").unlink(missing_ok=True)
+
+    def write(self, summary: Record, page: str) -> None:
+        """Write summary and report."""
+        replace_file(self.folder / "summary.json", _dump(summary))
+        replace_file(self.folder / "report.html", page.encode())
+
     def finish(self) -> Record:
-        """Check the records, and write summary and report; gives the summary.
+        """Check the records of cases, and write summary and report; gives the summary.
 
         Raises:
             KveditError: A check of Appendix F does not hold.
@@ -124,9 +133,7 @@ class Run:
         records = self.records()
         check(records, self.config)
         summary = summarise(records)
-        replace_file(self.folder / "summary.json", _dump(summary))
-        page = html(self.config, records, summary)
-        replace_file(self.folder / "report.html", page.encode())
+        self.write(summary, html(self.config, records, summary))
         return summary
 
 

@@ -17,18 +17,16 @@ from torch import Tensor
 from kvedit.bench.arms import Arm
 from kvedit.bench.case import Case
 from kvedit.bench.scoring import exact_match, f1
+from kvedit.bench.staged import DIRTY, Staged
 from kvedit.cache import KVCache, States
 from kvedit.decode import Sampler, decode_, prefill_question_
-from kvedit.document import Document
 from kvedit.errors import ContextError
 from kvedit.model import Model
-from kvedit.policies import PROBES, Evidence, Past
+from kvedit.policies import PROBES, Evidence
 from kvedit.refresh import choose_executor, prefill_, refresh_, shift_
-from kvedit.rows import Piece, RowTable, runs
+from kvedit.rows import runs
 from kvedit.select import select
 from kvedit.timing import Timings, waiter
-from kvedit.tokens import Splice
-from kvedit.units import unit_of_rows
 
 IntArray = npt.NDArray[np.int64]
 NOTICE = "Note: a passage was removed from the text above. Do not rely on it. "
@@ -141,26 +139,17 @@ class Trial:
     def __init__(self, model: Model, case: Case, *, seed: int = 0, clean: Clean | None = None) -> None:
         self.model, self.case, self.seed = model, case, seed
         self.asked = Asked(model, case)
-        head = np.array(model.layout(None).head_ids, dtype=np.int64)
-        old = model.tokenizer.encode_text(case.text)
-        text = Document(case.text).apply(list(case.edits)).text
-        new = model.tokenizer.encode_text(text)
-        old_ids, self.ids = np.concatenate([head, old.ids]), np.concatenate([head, new.ids])
-        longest = max(len(old_ids), len(self.ids)) + self.asked.room
+        self.staged = Staged.of(model, case)
+        self.ids, self.rows = self.staged.ids, self.staged.rows
+        longest = max(len(self.staged.past.ids), len(self.ids)) + self.asked.room
         if longest > model.context_length:
             raise ContextError(
                 f"Case {case.name} needs {longest} tokens, and the model's context holds "
                 f"{model.context_length}.",
                 "Ask for shorter cases, or choose a model with a longer context.",
             )
-        splice = Splice.align(old, new, list(case.edits), len(case.text))
-        whole = RowTable.from_pieces([Piece("dirty", 0, len(old_ids))], len(old_ids))
-        self.rows = whole.splice(splice, len(head), len(old))
-        self.unit = np.concatenate([np.full(len(head), -1), unit_of_rows(text, new.starts)])
-        self.past = Past(old_ids, np.where(self.rows.missing, -1, self.rows.index))
-        self.gold = self._rows_of(case.gold, new.starts, new.stops, len(head))
         self.timings = Timings(waiter(model.device.type))
-        self._shift(old_ids)
+        self._shift(self.staged.past.ids)
         if clean is None or clean.key != clean_key(case, self.ids):
             clean = Clean(model, case, self.ids)
         self.clean = clean
@@ -197,7 +186,7 @@ class Trial:
                 self._refresh(missing)
         with timings.measure("selection", int(suffix.sum())):
             scores = policy.score(self.evidence())
-            return select(scores, self.unit, self.rows.stale, suffix, budget, arm.rule or policy.rule)
+            return select(scores, self.staged.unit, self.rows.stale, suffix, budget, arm.rule or policy.rule)
 
     def evidence(self) -> Evidence:
         """What a policy may look at."""
@@ -205,12 +194,12 @@ class Trial:
             model=self.model,
             cache=self.cache,
             ids=self.ids,
-            unit=self.unit,
-            units=int(self.unit.max(initial=-1)) + 1,
+            unit=self.staged.unit,
+            units=self.staged.units,
             query_ids=self.asked.query_ids,
             suffix=self.rows.suffix,
             seed=self.seed,
-            past=self.past,
+            past=self.staged.past,
             clean=self.clean.cache,
         )
 
@@ -221,7 +210,7 @@ class Trial:
         states = States.concatenate(list(prefill_(model, dirty, model.to_device(old_ids))))
         self.cache = model.new_cache(len(self.ids) + self.asked.room)
         with self.timings.measure("shift"):
-            shift_(model, self.cache, self.rows.placed(), {"dirty": (states.keys, states.values)})
+            shift_(model, self.cache, self.rows.placed(), {DIRTY: (states.keys, states.values)})
         self.cache.length = len(self.ids)
         self._shifted = self.cache.clone()
 
@@ -237,19 +226,11 @@ class Trial:
         self.cache.keys[:, :, place] = source.keys[:, :, place]
         self.cache.values[:, :, place] = source.values[:, :, place]
 
-    def _rows_of(
-        self, spans: tuple[tuple[int, int], ...], starts: IntArray, stops: IntArray, head: int
-    ) -> npt.NDArray[np.bool_]:
-        """Mark the rows that lie in the evidence. `bool [T]`."""
-        inside = np.zeros(len(starts), dtype=bool)
-        for start, stop in spans:
-            inside |= (stops > start) & (starts < stop)
-        return np.concatenate([np.zeros(head, dtype=bool), inside]) & self.rows.suffix
-
     def _record(self, arm: Arm, view: View, timings: Timings, support: IntArray | None) -> dict[str, Any]:
         case, clean, suffix = self.case, self.clean.view, np.flatnonzero(self.rows.suffix)
+        gold = self.staged.gold
         chosen = np.zeros(0, dtype=np.int64) if support is None else support
-        hit = int(self.gold[chosen].sum())
+        hit = int(gold[chosen].sum())
         place = np.searchsorted(suffix, chosen) * TENTHS // max(len(suffix), 1)
         same = next(
             (at for at, pair in enumerate(zip(clean.ids, view.ids, strict=False)) if pair[0] != pair[1]),
@@ -274,8 +255,8 @@ class Trial:
             "top1": int(view.first.argmax()) == int(clean.first.argmax()),
             "agreement": same / len(clean.ids) if clean.ids else float(not view.ids),
             "seconds": {name: phase.seconds for name, phase in timings.phases.items()},
-            "gold_recall": hit / int(self.gold.sum()) if self.gold.any() and len(chosen) else None,
-            "gold_precision": hit / len(chosen) if self.gold.any() and len(chosen) else None,
+            "gold_recall": hit / int(gold.sum()) if gold.any() and len(chosen) else None,
+            "gold_precision": hit / len(chosen) if gold.any() and len(chosen) else None,
             "where": np.bincount(place, minlength=TENTHS).tolist(),
         }
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from kvedit.cli import bench, documents, edits, history, models, questions, scripts, sessions
+from kvedit.cli import bench, documents, edits, history, measure, models, questions, scripts, sessions
 from kvedit.cli.base import app
 
-__all__ = ["app", "bench", "documents", "edits", "history", "models", "questions", "scripts", "sessions"]
+__all__ = [
+    "app",
+    "bench",
+    "documents",
+    "edits",
+    "history",
+    "measure",
+    "models",
+    "questions",
+    "scripts",
+    "sessions",
+]

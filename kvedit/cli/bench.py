@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvedit.cli import render
-from kvedit.cli.base import MODEL_NAMES, POLICY_NAMES, RULE_NAMES, Json, app, check_one_of, one_of
+from kvedit.cli.base import MODEL_NAMES, POLICY_NAMES, RULE_NAMES, Json, Support, app, check_one_of, one_of
 from kvedit.cli.workspace import here
 from kvedit.errors import UsageError
 
@@ -56,8 +56,16 @@ Policies = Annotated[
     typer.Option(metavar="NAMES", help="Policies, with commas; each at every budget."),
 ]
 Budgets = Annotated[str, typer.Option(metavar="5%,10%", help="Budgets, with commas.")]
+Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Data sets, as published or as JSONL.")]
+Questions = Annotated[int, typer.Option(metavar="N", min=1, help="Questions of each file.")]
+Hay = Annotated[
+    str | None,
+    typer.Option(
+        "--haystack", metavar="FILE", help="Text, or folder of texts, to hide in. Default: a built-in one."
+    ),
+]
 Seed = Annotated[int, typer.Option(metavar="N", help="Of all draws.")]
-_MODEL = "smollm2-135m"
+DEFAULT_NAME = "smollm2-135m"
 
 
 @bench.command("niah", epilog="Example: kvedit bench niah --cases 24 --policies sur,tokens --budgets 2%")
@@ -77,18 +85,13 @@ def niah(
         str | None,
         typer.Option(metavar="A-B", help="Tokens of a text. Default: 1000-2000, and 400-600 for relabel."),
     ] = None,
-    haystack: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Text, or folder of texts, to hide in. Default: a built-in one."),
-    ] = None,
+    haystack: Hay = None,
     split: Annotated[str, typer.Option(metavar="NAME", help="test, or dev for tuning.")] = "test",
     policies: Policies = "sur,window,tokens,units-random",
     budgets: Budgets = "2%,5%",
-    support: Annotated[
-        str | None, typer.Option(metavar="RULE", help="Spend all scores by this rule.")
-    ] = None,
+    support: Support = None,
     arm: Arms = None,
-    model: ModelName = _MODEL,
+    model: ModelName = DEFAULT_NAME,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
@@ -101,7 +104,7 @@ def niah(
     check_one_of("--split", split, SPLITS)
     options = {
         "variant": variant,
-        "templates": _names("--template", template, TEMPLATE_NAMES),
+        "templates": names_of("--template", template, TEMPLATE_NAMES),
         "count": cases,
         "tokens": _lengths(tokens or ("400-600" if variant == "relabel" else "1000-2000")),
         "split": split,
@@ -113,18 +116,14 @@ def niah(
 
 @bench.command("qa", epilog="Example: kvedit bench qa hotpot_dev_distractor_v1.json --questions 12")
 def qa(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Data sets, as published or as JSONL.")
-    ],
+    files: Files,
     out: Out = "runs/qa",
-    questions: Annotated[int, typer.Option(metavar="N", min=1, help="Questions of each file.")] = 100,
+    questions: Questions = 100,
     policies: Policies = "sur,tokens,units-random",
     budgets: Budgets = "5%",
-    support: Annotated[
-        str | None, typer.Option(metavar="RULE", help="Spend all scores by this rule.")
-    ] = None,
+    support: Support = None,
     arm: Arms = None,
-    model: ModelName = _MODEL,
+    model: ModelName = DEFAULT_NAME,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
@@ -137,26 +136,24 @@ def qa(
     from kvedit.bench import qa as maker
 
     arms = _arms(arm, policies, budgets, support)
-    sets, left = _questions(files, maker.unfit, questions)
-    opened = _model(model, device, dtype)
+    sets, left = read_questions(files, maker.unfit, questions)
+    opened = open_model(model, device, dtype)
     options = {"files": [Path(name).name for name in files], "questions": questions, "seed": seed}
 
     cases = [case for found in sets for case in maker.cases(found, seed=seed, limit=questions)]
-    _say_left(left)
+    say_left(left)
     _run("qa", out, opened, model, arms, cases, options, json)
 
 
 @bench.command("location", epilog="Example: kvedit bench location hotpot_dev_distractor_v1.json")
 def location(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Data sets, as published or as JSONL.")
-    ],
+    files: Files,
     out: Out = "runs/location",
-    questions: Annotated[int, typer.Option(metavar="N", min=1, help="Questions of each file.")] = 25,
+    questions: Questions = 25,
     policies: Policies = "sur,tokens",
     budgets: Budgets = "5%",
     arm: Arms = None,
-    model: ModelName = _MODEL,
+    model: ModelName = DEFAULT_NAME,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
@@ -166,12 +163,12 @@ def location(
     from kvedit.bench import location as maker
 
     arms = _arms(arm, policies, budgets, None)
-    sets, left = _questions(files, maker.unfit, questions)
-    opened = _model(model, device, dtype)
+    sets, left = read_questions(files, maker.unfit, questions)
+    opened = open_model(model, device, dtype)
     options = {"files": [Path(name).name for name in files], "questions": questions, "seed": seed}
 
     cases = [case for found in sets for case in maker.cases(found, seed=seed, limit=questions)]
-    _say_left(left)
+    say_left(left)
     _run("location", out, opened, model, arms, cases, options, json)
 
 
@@ -184,11 +181,8 @@ def geometry(
     budgets: Budgets = "1%,2%,5%,10%,20%,40%,80%",
     cases: Annotated[int, typer.Option(metavar="N", min=1, help="Cases.")] = 24,
     tokens: Annotated[str, typer.Option(metavar="A-B", help="Tokens of a text.")] = "1000-2000",
-    haystack: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Text, or folder of texts, to hide in. Default: a built-in one."),
-    ] = None,
-    model: ModelName = _MODEL,
+    haystack: Hay = None,
+    model: ModelName = DEFAULT_NAME,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
@@ -196,7 +190,7 @@ def geometry(
 ) -> None:
     """One score, spent as rows, as a window and as units, over budgets (C.1)."""
     check_one_of("--policy", policy, POLICY_NAMES)
-    names = [f"{policy}/{rule}@{budget}" for rule in RULE_NAMES for budget in _split(budgets)]
+    names = [f"{policy}/{rule}@{budget}" for rule in RULE_NAMES for budget in split(budgets)]
     options = {"count": cases, "tokens": _lengths(tokens), "seed": seed}
     _hide("geometry", out, model, device, dtype, haystack, _arms(names, "", "", None), options, json)
 
@@ -242,10 +236,10 @@ def _hide(
     as_json: bool,
 ) -> None:
     """Hide needles in a haystack, and run the cases."""
-    from kvedit.bench.niah import Haystack, built_in, cases
+    from kvedit.bench.niah import Haystack, cases
 
-    texts = [built_in()] if haystack is None else _texts(here.path(haystack))
-    opened = _model(model, device, dtype)
+    texts = texts_of(haystack)
+    opened = open_model(model, device, dtype)
     made = list(cases([Haystack(text, opened.tokenizer) for text in texts], **options))
     _run(bench, out, opened, model, arms, made, {**options, "haystack": haystack or "built-in"}, as_json)
 
@@ -293,18 +287,20 @@ def _arms(named: list[str] | None, policies: str, budgets: str, support: str | N
 
     if not named:
         rule = "" if support is None else f"/{support}"
-        chosen = _names("--policies", policies, POLICY_NAMES)
-        named = [f"{policy}{rule}@{budget}" for budget in _split(budgets) for policy in chosen]
+        chosen = names_of("--policies", policies, POLICY_NAMES)
+        named = [f"{policy}{rule}@{budget}" for budget in split(budgets) for policy in chosen]
     named = list(dict.fromkeys(["shift", *named, "reprefill"]))
     return [Arm.parse(name) for name in named]
 
 
-def _split(text: str) -> list[str]:
+def split(text: str) -> list[str]:
+    """Cut a list at its commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
-    found = _split(text)
+def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
+    """Read names with commas between; raises `UsageError` when one is not known."""
+    found = split(text)
     for name in found:
         check_one_of(option, name, tuple(known))
     if not found:
@@ -323,7 +319,7 @@ def _lengths(text: str) -> tuple[int, int]:
     return found
 
 
-def _questions(
+def read_questions(
     files: list[str], unfit: Callable[[Question], str | None], limit: int
 ) -> tuple[list[list[Question]], dict[str, str]]:
     """Read data sets; give the questions that qualify, a list a file, and why others do not."""
@@ -339,21 +335,37 @@ def _questions(
     return found, left
 
 
-def _say_left(left: dict[str, str]) -> None:
+def say_left(left: dict[str, str]) -> None:
     """Say how many questions give no case, and why."""
     for reason, number in Counter(left.values()).most_common():
         render.say(f"Left out: {render.count(number, 'question')}, because {reason}.")
 
 
-def _texts(path: Path) -> list[str]:
-    """Read the haystacks: one file, or all the files of a folder in the order of their names."""
+def numbers_of(option: str, text: str) -> list[int]:
+    """Read whole numbers with commas between; raises `UsageError` when one is none."""
+    try:
+        found = [int(part) for part in split(text)]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise UsageError(f"{option} cannot be '{text}'.", "Write whole numbers, such as 1000,2000.")
+    return found
+
+
+def texts_of(place: str | None) -> list[str]:
+    """Read texts: one file, all files of a folder in the order of their names, or the built-in one."""
+    from kvedit.bench.niah import built_in
     from kvedit.document import Document
 
+    if place is None:
+        return [built_in()]
+    path = here.path(place)
     paths = sorted(part for part in path.iterdir() if part.is_file()) if path.is_dir() else [path]
     return [Document.read(part).text for part in paths]
 
 
-def _model(name: str, device: str, dtype: str) -> Model:
+def open_model(name: str, device: str, dtype: str) -> Model:
+    """Find and open a model, and show that this goes on."""
     check_one_of("--device", device, ("auto", "cpu", "cuda", "mps"))
     check_one_of("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
     with render.working("Loading the model") as say:

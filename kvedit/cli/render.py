@@ -159,6 +159,13 @@ def loading() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None
 
 
 @contextmanager
+def counting(noun: str) -> Iterator[Callable[[int], None]]:
+    """Show how many there are so far, where the end is not known."""
+    with working(f"0 {noun}") as say_it:
+        yield lambda number: say_it(f"{number:,} {noun}") if console().is_terminal else None
+
+
+@contextmanager
 def progressing(label: str, unit: str = "tokens") -> Iterator[Callable[[int, int], None]]:
     """Show how far a long step is: done and in all, speed, time left."""
     screen = console()
