@@ -469,7 +469,8 @@ def of_sur(evidence: Evidence) -> tuple:
         for unit, rows in units.items()
     }
     weight = [
-        math.log(1 + len(units) / max(0.5, sum(row[at] for row in best.values()))) for at in range(len(query))
+        math.log(1 + len(units) / max(0.5, sum(row[at] for row in best.values()))) ** 2
+        for at in range(len(query))
     ]
     rows, scored = [0.0] * len(evidence.ids), [0.0] * evidence.units
     for unit, inside in units.items():
@@ -477,7 +478,13 @@ def of_sur(evidence: Evidence) -> tuple:
         for row in inside:
             token = int(evidence.ids[row])
             rows[row] = max(w * match(token, asked) for w, asked in zip(weight, query, strict=True))
-    return rows, scored
+    order = sorted(units)
+    beside = [
+        sum(scored[other] for other in (before, after) if other is not None)
+        for before, after in zip([None, *order[:-1]], [*order[1:], None], strict=True)
+    ]
+    near = dict(zip(order, beside, strict=True))
+    return rows, [score + 0.25 * near.get(unit, 0.0) for unit, score in enumerate(scored)]
 
 
 def of_sur_plain(evidence: Evidence) -> tuple:

@@ -19,7 +19,7 @@ from kvedit.policies import Policy, policy_named
 from kvedit.select import RULES, Budget, Rule
 
 ENDS = {"shift": "0", "replay": "full", "reprefill": None, "erratum": None}
-_FORM = re.compile(r"(?P<policy>[a-z-]+)(?:/(?P<rule>[a-z]+))?(?P<copy>\+copy)?@(?P<budget>\S+)")
+_FORM = re.compile(r"(?P<policy>[a-z0-9-]+)(?:/(?P<rule>[a-z]+))?(?P<copy>\+copy)?@(?P<budget>\S+)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ nearly every unit ties. `Sur` keeps the frozen embeddings and the units, and cha
 
     centred   the vocabulary's mean embedding is subtracted before normalising, so that unlike
               tokens are near 0 rather than all alike
-    weighted  a question token counts as much as it is rare among the units
+    weighted  a question token counts by the square of its rarity among the units, as in TF-IDF,
+              where both sides carry it
     total     a unit sums, over the question's tokens, its best match of each (late
               interaction), so that matching all of a question beats matching one word often
+    near      a unit adds a quarter of its neighbours' scores: evidence stands together
 
 `SurPlain` is the paper's rule; `SurRows` and `SurWindow` are `Sur`'s scores with the other
 support rules, the matched controls of section A.4.
@@ -38,12 +40,14 @@ class Sur:
         centred: Subtract the mean embedding of the vocabulary.
         weighted: Weigh question tokens by their rarity among the units.
         total: Sum a unit's best match of each question token; else take its best row.
+        near: Part of its two neighbours' scores that a unit adds to its own; with `total`.
         rule: How scores become rows.
     """
 
     centred: bool = True
     weighted: bool = True
     total: bool = True
+    near: float = 0.25
     rule: Rule = "units"
 
     def score(self, evidence: Evidence) -> Scores:
@@ -61,10 +65,12 @@ class Sur:
         weight = np.ones(len(query), dtype=np.float32)
         if self.weighted:
             holding = np.maximum(best.sum(axis=0), 0.5)
-            weight = np.log1p(len(best) / holding).astype(np.float32)
+            weight = np.square(np.log1p(len(best) / holding)).astype(np.float32)
         rows[inside] = (match * weight).max(axis=1)
         if self.total:
-            units[evidence.unit[inside[firsts]]] = best @ weight
+            own = best @ weight
+            beside = np.pad(own, 1)
+            units[evidence.unit[inside[firsts]]] = own + self.near * (beside[:-2] + beside[2:])
             return Scores(rows, units)
         return Scores(rows, best_of_unit(rows, evidence))
 
