@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test fast check
+.PHONY: demo test fast bench-smoke check
 
 # The torch of constraints.txt is named first and alone: it is the one that decides CPU or CUDA.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -23,6 +23,10 @@ test: check
 # Without the tests that need the default model, or a minute.
 fast: check
 	$(BIN)/pytest -m "not model and not slow"
+
+# A small cut of every bench on the default model; about three minutes.
+bench-smoke: $(VENV)/ready
+	$(BIN)/python benchmarks/smoke.py
 
 check: $(VENV)/ready
 	$(BIN)/ruff format --check kvedit tests benchmarks docs

@@ -20,7 +20,7 @@ from kvedit.prompt import check_context
 from kvedit.refresh import EXECUTORS, choose_executor, refresh_
 from kvedit.reports import Answer, ChosenUnit, Explanation, Token
 from kvedit.rows import RowTable, runs
-from kvedit.select import RULES, Budget, Rule, Scores, select
+from kvedit.select import DEFAULT_POLICY, RULES, Budget, Rule, Scores, select
 from kvedit.timing import Timings, waiter
 from kvedit.units import UNIT_CAP, unit_of_rows
 
@@ -33,7 +33,7 @@ class Options:
     """How to answer; see `Session.ask`."""
 
     budget: Budget
-    policy: str = "sur"
+    policy: str = DEFAULT_POLICY
     executor: str = "auto"
     max_new_tokens: int | None = None
     temperature: float = 0.0

@@ -28,6 +28,7 @@ FloatArray = npt.NDArray[np.float32]
 Rule = Literal["rows", "window", "units"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
+DEFAULT_POLICY = "sur-seam"
 DEFAULT_SHARE = Fraction(5, 100)
 DEFAULT_ROWS = 64
 _FORMS = "Write a share such as 5%, a number of tokens such as 128t, 0, or full."

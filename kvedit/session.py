@@ -17,7 +17,7 @@ from kvedit.errors import UsageError
 from kvedit.present import Present
 from kvedit.reports import Answer, Change, Explanation, Healed, Purge, Status, Token, Verification
 from kvedit.script import script
-from kvedit.select import Budget, Rule
+from kvedit.select import DEFAULT_POLICY, Budget, Rule
 from kvedit.store import Entry, Home, ModelRecord
 from kvedit.timing import Timings, clock, now
 
@@ -274,7 +274,7 @@ class Session(Present):
         question: str,
         *,
         budget: Rows | None = None,
-        policy: str = "sur",
+        policy: str = DEFAULT_POLICY,
         support: Rule | None = None,
         executor: str = "auto",
         max_new_tokens: int | None = None,
@@ -339,7 +339,7 @@ class Session(Present):
         question: str,
         *,
         budget: Rows | None = None,
-        policy: str = "sur",
+        policy: str = DEFAULT_POLICY,
         support: Rule | None = None,
         executor: str = "auto",
         max_new_tokens: int | None = None,
@@ -373,7 +373,7 @@ class Session(Present):
         question: str,
         *,
         budget: Rows | None = None,
-        policy: str = "sur",
+        policy: str = DEFAULT_POLICY,
         support: Rule | None = None,
         seed: int = 0,
         chat: bool = False,
@@ -421,7 +421,7 @@ class Session(Present):
         question: str | None = None,
         *,
         budget: Rows | None = None,
-        policy: str = "sur",
+        policy: str = DEFAULT_POLICY,
         max_new_tokens: int = 64,
         chat: bool = False,
         progress: Progress = lambda done, total: None,

@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from kvedit.bench import niah
 from kvedit.cli import base, bench
 from kvedit.cli.app import app
+from kvedit.cli.workspace import Settings
 from kvedit.policies import POLICIES
 from kvedit.refresh import EXECUTORS
-from kvedit.select import RULES
+from kvedit.select import DEFAULT_POLICY, RULES
 from kvedit.store import Home
 
 LINES = [f"Line {number}: the fees of item {number} are {number * 37}." for number in range(1, 25)]
@@ -166,6 +167,7 @@ def test_every_policy_buys_the_rows_of_the_budget(contract, name):
 def test_the_names_in_the_help_are_those_that_there_are():
     assert tuple(POLICIES) == base.POLICY_NAMES
     assert base.RULE_NAMES == RULES
+    assert Settings().policy == base.DEFAULT_POLICY == DEFAULT_POLICY
     assert base.EXECUTOR_NAMES == EXECUTORS
     assert bench.VARIANT_NAMES == niah.VARIANTS
     assert tuple(niah.TEMPLATES) == bench.TEMPLATE_NAMES

@@ -211,7 +211,7 @@ def test_settings_are_the_defaults_of_later_questions(contract: Path) -> None:
     "line", ["set budget lots", "set policy best", "set chat maybe", "set tempo 3", "set x"]
 )
 def test_a_setting_that_cannot_be_is_refused(home: Path, line: str) -> None:
-    assert repl(line, "set", code=2).stderr.endswith("budget default\npolicy sur\nchat off\nheal on\n")
+    assert repl(line, "set", code=2).stderr.endswith("budget default\npolicy sur-seam\nchat off\nheal on\n")
 
 
 def test_chat_keeps_the_conversation(contract: Path) -> None:

@@ -244,7 +244,7 @@ def test_a_damaged_history_is_a_warning(pane: Pane, tmp_path: Path, damage: str)
     pane.start()
     pane.sees(r"^Warning: the history in")
     pane.line("set")
-    pane.sees(r"^policy sur$")
+    pane.sees(r"^policy sur-seam$")
     pane.keys("C-d")
     pane.sees(r"^code 0$")
     assert place.is_dir() or len(place.read_bytes()) < 8  # left as it was found

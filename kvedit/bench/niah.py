@@ -126,7 +126,7 @@ def built_in() -> str:
     why = "because the road was closed|while the kettle boiled|although nobody had asked|as he always did"
     parts = [column.split("|") for column in (who, did, what, when, why)]
     drawn = ([part[int(random.integers(len(part)))] for part in parts] for _ in range(4000))
-    return " ".join(" ".join(words) + "." for words in drawn)
+    return " ".join(dict.fromkeys(" ".join(words) + "." for words in drawn))  # the splits share none
 
 
 def cases(
@@ -198,6 +198,8 @@ def _same_key(haystack: Haystack, draw: _Draw, name: str, tokens: int, template:
     while second < len(straw) - 1 and (gap is None or passed < gap):
         passed += haystack.count(straw[second])
         second += 1
+    if gap is not None and passed < gap:
+        gap = None  # the text ended before
     sentences = [*straw[:first], erased, *straw[first:second], kept, *straw[second:]]
     text, edit = _text(sentences, first)
     left = Document(text).apply([edit]).text
@@ -223,8 +225,10 @@ def _relabel(haystack: Haystack, draw: _Draw, name: str, tokens: int, template: 
     places = random.permutation(_PLACES[half::2])[:6].tolist()
     values = draw.values(len(places), 4, "")
     at = int(random.integers(0, len(places) - 1))
-    lines = [line for pair in zip(places, values, strict=True) for line in _record(*pair)]
     straw = _paragraphs(haystack.cut(random, draw.split, tokens - 100))
+    while any(value in straw for value in values):
+        values = draw.values(len(places), 4, straw)
+    lines = [line for pair in zip(places, values, strict=True) for line in _record(*pair)]
     text = "".join(f"{line}\n" for line in lines) + "\n" + straw
     # The value of record `at`, and the label of the next one.
     start = sum(len(line) + 1 for line in lines[: 2 * at + 1])

@@ -114,7 +114,8 @@ def numerics(
 def _replay(model: Model, ids: IntArray, question_ids: IntArray, path: Path) -> _Outcome:
     """Compute all rows and the question's along a path, and answer greedily."""
     if path.dtype not in ("", model.dtype_name):
-        model = Model.open(model.directory, device=model.device.type, dtype=path.dtype)
+        device = "map" if model.spread else model.device.type
+        model = Model.open(model.directory, device=device, dtype=path.dtype)
     threads = torch.get_num_threads()
     if path.threads:
         torch.set_num_threads(path.threads)

@@ -50,7 +50,7 @@ class Run:
 
     @classmethod
     def start(cls, folder: Path, config: Record) -> Run:
-        """Make the folder, or go on with the run that is in it.
+        """Make the folder, or go on with the run that is in it; one without a record makes way.
 
         Raises:
             UsageError: Another run is in the folder, or it cannot be written.
@@ -63,13 +63,14 @@ class Run:
                 {key: value for key, value in part.items() if key not in _SITTING} for part in (config, held)
             )
             different = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
-            if different:
+            if different and _holds_records(folder):
                 raise UsageError(
                     f"{folder} holds a run with another {', '.join(different)}.",
                     "Name another folder with --out, or give the options of that run.",
                 )
-            return cls(folder, held)
-        if folder.exists() and any(folder.iterdir()):
+            if not different:
+                return cls(folder, held)
+        elif folder.exists() and any(folder.iterdir()):
             raise UsageError(f"{folder} holds something else than a run.", "Name an empty folder with --out.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +182,12 @@ def describe(bench: str, model: Model, name: str, arms: list[Arm], options: Reco
         "bench": bench,
         "arms": [arm.name for arm in arms],
         "options": options,
-        "model": {"name": name, "dtype": model.dtype_name, "device": model.device.type, **model.parts},
+        "model": {
+            "name": name,
+            "dtype": model.dtype_name,
+            "device": "map" if model.spread else model.device.type,
+            **model.parts,
+        },
         "versions": {
             "kvedit": __version__,
             **{package: version(package) for package in ("torch", "transformers", "tokenizers", "numpy")},
@@ -198,6 +204,11 @@ def describe(bench: str, model: Model, name: str, arms: list[Arm], options: Reco
     }
 
 
+def _holds_records(folder: Path) -> bool:
+    path = folder / "cases.jsonl"
+    return path.exists() and path.stat().st_size > 0
+
+
 def _processor() -> str:
     try:
         lines: Iterator[str] = iter(Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n"))
@@ -211,6 +222,8 @@ def _read(path: Path) -> Record:
         found: Record = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise KveditError(f"{path} cannot be read: {error}.", "Name another folder.") from None
+    if not isinstance(found, dict) or "bench" not in found:  # a model's folder has a config.json too
+        raise UsageError(f"{path.parent} holds something else than a run.", "Name another folder.")
     return found
 
 

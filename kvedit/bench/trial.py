@@ -165,8 +165,8 @@ class Trial:
         try:
             with timings.measure("refresh", len(computed)):
                 if arm.copies:
-                    self._refresh(missing)
                     self._put(self.clean.cache, support)
+                    self._refresh(missing)  # they see the copies, as they see refreshed rows
                 else:
                     self._refresh(computed)
             view = self.asked.view(self.cache, len(self.ids), timings, notice=arm.name == "erratum")

@@ -29,6 +29,7 @@ POLICY_NAMES = (
 )
 """Spelled out, since importing the policies imports torch; a test compares these and the next ones."""
 MODEL_NAMES = ("smollm2-135m",)
+DEFAULT_POLICY = "sur-seam"
 RULE_NAMES = ("rows", "window", "units")
 EXECUTOR_NAMES = ("auto", "packed", "interval", "direct", "custom")
 
@@ -172,7 +173,7 @@ Policy = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"What ranks rows: {', '.join(POLICY_NAMES)}. Default: sur.",
+        help=f"What ranks rows: {', '.join(POLICY_NAMES)}. Default: {DEFAULT_POLICY}.",
         autocompletion=one_of(POLICY_NAMES),
     ),
 ]

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +41,10 @@ ModelName = Annotated[
         autocompletion=one_of(MODEL_NAMES),
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or mps.")]
+Device = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="auto, cpu, cuda or mps; map spreads a large model over devices."),
+]
 Dtype = Annotated[str, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16.")]
 Arms = Annotated[
     list[str] | None,
@@ -62,6 +66,25 @@ Hay = Annotated[
     str | None,
     typer.Option(
         "--haystack", metavar="FILE", help="Text, or folder of texts, to hide in. Default: a built-in one."
+    ),
+]
+
+
+def _check_ray(address: str | None) -> str | None:
+    if address is not None:
+        from kvedit.bench.cluster import check_address
+
+        check_address(address)
+    return address
+
+
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Hand the cases to Ray: local:N for N workers here, auto, or HOST:PORT.",
+        callback=_check_ray,
     ),
 ]
 Seed = Annotated[int, typer.Option(metavar="N", help="Of all draws.")]
@@ -95,6 +118,7 @@ def niah(
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
+    ray: Ray = None,
     json: Json = False,
 ) -> None:
     """Erasing-NIAH: a sentence is deleted, and the question asks for what is left."""
@@ -111,7 +135,7 @@ def niah(
         "seed": seed,
     }
     arms = _arms(arm, policies, budgets, support)
-    _hide("niah", out, model, device, dtype, haystack, arms, options, json)
+    _hide("niah", out, model, device, dtype, haystack, arms, options, ray, json)
 
 
 @bench.command("qa", epilog="Example: kvedit bench qa hotpot_dev_distractor_v1.json --questions 12")
@@ -127,6 +151,7 @@ def qa(
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
+    ray: Ray = None,
     json: Json = False,
 ) -> None:
     """Multi-hop questions: one passage that does not matter is deleted, at three placements.
@@ -142,7 +167,7 @@ def qa(
 
     cases = [case for found in sets for case in maker.cases(found, seed=seed, limit=questions)]
     say_left(left)
-    _run("qa", out, opened, model, arms, cases, options, json)
+    _run("qa", out, opened, model, arms, cases, options, ray, json)
 
 
 @bench.command("location", epilog="Example: kvedit bench location hotpot_dev_distractor_v1.json")
@@ -157,6 +182,7 @@ def location(
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
+    ray: Ray = None,
     json: Json = False,
 ) -> None:
     """Does it matter where the evidence lies: before the edit or after it, near or at the end?"""
@@ -169,7 +195,7 @@ def location(
 
     cases = [case for found in sets for case in maker.cases(found, seed=seed, limit=questions)]
     say_left(left)
-    _run("location", out, opened, model, arms, cases, options, json)
+    _run("location", out, opened, model, arms, cases, options, ray, json)
 
 
 @bench.command("geometry", epilog="Example: kvedit bench geometry --policy sur --cases 24")
@@ -186,42 +212,14 @@ def geometry(
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
+    ray: Ray = None,
     json: Json = False,
 ) -> None:
     """One score, spent as rows, as a window and as units, over budgets (C.1)."""
     check_one_of("--policy", policy, POLICY_NAMES)
     names = [f"{policy}/{rule}@{budget}" for rule in RULE_NAMES for budget in split(budgets)]
     options = {"count": cases, "tokens": _lengths(tokens), "seed": seed}
-    _hide("geometry", out, model, device, dtype, haystack, _arms(names, "", "", None), options, json)
-
-
-@bench.command("compare", epilog="Example: kvedit bench compare runs/a runs/b")
-def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="A run's folder.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another run's folder.")],
-    json: Json = False,
-) -> None:
-    """Pair two runs case by case: what changed from A to B?"""
-    from kvedit.bench.run import Run
-    from kvedit.bench.summary import compare as paired
-    from kvedit.cli import runs
-
-    a, b = (Run.open(here.path(name)) for name in (first, second))
-    found = paired(a.records(), b.records())
-    here.give(found, json, lambda: runs.show_comparison(found))
-
-
-@bench.command("report", epilog="Example: kvedit bench report runs/niah")
-def report(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A run's folder.")], json: Json = False
-) -> None:
-    """Check a run, and write its summary and report again."""
-    from kvedit.bench.run import Run
-    from kvedit.cli import runs
-
-    run = Run.open(here.path(folder))
-    summary = run.finish()
-    here.give(summary, json, lambda: runs.show_run(summary, run.folder))
+    _hide("geometry", out, model, device, dtype, haystack, _arms(names, "", "", None), options, ray, json)
 
 
 def _hide(
@@ -233,6 +231,7 @@ def _hide(
     haystack: str | None,
     arms: list[Arm],
     options: dict[str, Any],
+    ray: str | None,
     as_json: bool,
 ) -> None:
     """Hide needles in a haystack, and run the cases."""
@@ -241,7 +240,7 @@ def _hide(
     texts = texts_of(haystack)
     opened = open_model(model, device, dtype)
     made = list(cases([Haystack(text, opened.tokenizer) for text in texts], **options))
-    _run(bench, out, opened, model, arms, made, {**options, "haystack": haystack or "built-in"}, as_json)
+    _run(bench, out, opened, model, arms, made, {**options, "haystack": haystack or "built-in"}, ray, as_json)
 
 
 def _run(
@@ -252,25 +251,33 @@ def _run(
     arms: list[Arm],
     cases: list[Case],
     options: dict[str, Any],
+    ray: str | None,
     as_json: bool,
 ) -> None:
     """Run the cases with a live table, and write the report."""
+    from kvedit.bench.cluster import distribute
     from kvedit.bench.run import Run, describe, execute
     from kvedit.cli import runs
 
     command = shlex.join(["kvedit", *sys.argv[1:]])
     run = Run.start(here.path(out), describe(bench, model, called, arms, options, command))
     skipped: list[str] = []
-    with runs.live_run([arm.name for arm in arms], len(cases)) as show:
-        execute(
-            run,
-            model,
-            cases,
-            arms,
-            seed=options["seed"],
-            on_case=show,
-            on_skip=lambda case, why: skipped.append(why),
-        )
+    go = execute if ray is None else partial(distribute, address=ray)
+    try:
+        with runs.live_run([arm.name for arm in arms], len(cases)) as show:
+            go(
+                run,
+                model,
+                cases,
+                arms,
+                seed=options["seed"],
+                on_case=show,
+                on_skip=lambda case, why: skipped.append(why),
+            )
+    except KeyboardInterrupt:
+        kept = render.count(len(run.records()), "case")
+        render.say(f"Interrupted with {kept} done. Run the same command again to go on.")
+        raise typer.Exit(130) from None
     for why in skipped:
         render.say(f"Left out: {why}")
     summary = run.finish()
@@ -361,12 +368,14 @@ def texts_of(place: str | None) -> list[str]:
         return [built_in()]
     path = here.path(place)
     paths = sorted(part for part in path.iterdir() if part.is_file()) if path.is_dir() else [path]
+    if not paths:
+        raise UsageError(f"{path} holds no file.", "Name a text, or a folder of texts.")
     return [Document.read(part).text for part in paths]
 
 
 def open_model(name: str, device: str, dtype: str) -> Model:
     """Find and open a model, and show that this goes on."""
-    check_one_of("--device", device, ("auto", "cpu", "cuda", "mps"))
+    check_one_of("--device", device, ("auto", "cpu", "cuda", "mps", "map"))
     check_one_of("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
     with render.working("Loading the model") as say:
         from kvedit.model import Model

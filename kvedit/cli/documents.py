@@ -20,7 +20,7 @@ from kvedit.cli.base import MODEL_NAMES, Json, SessionName, app, check_one_of, o
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
 
-_DEVICES = ("auto", "cpu", "cuda", "mps")
+_DEVICES = ("auto", "cpu", "cuda", "mps", "map")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -42,7 +42,11 @@ def load(
     ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System text of the prompt.")] = None,
     device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda or mps.", autocompletion=one_of(_DEVICES))
+        str,
+        typer.Option(
+            help="auto, cpu, cuda or mps; map spreads a large model over devices.",
+            autocompletion=one_of(_DEVICES),
+        ),
     ] = "auto",
     dtype: Annotated[
         str, typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=one_of(_DTYPES))

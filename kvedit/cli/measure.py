@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,9 +33,10 @@ from kvedit.cli.bench import (
     texts_of,
 )
 from kvedit.cli.workspace import here
-from kvedit.errors import UsageError
+from kvedit.errors import KveditError, UsageError
 
 if TYPE_CHECKING:
+    from kvedit.bench.run import Run
     from kvedit.model import Model
 
 Text = Annotated[
@@ -59,8 +61,7 @@ def executor(
     json: Json = False,
 ) -> None:
     """How fast is a refresh of B rows, when they lie in one run, in two, ... in B runs?"""
-    from kvedit.bench.executor import summarise_executor, sweep
-    from kvedit.bench.report import html
+    from kvedit.bench.executor import sweep
 
     named = names_of("--executors", executors, EXECUTOR_NAMES[1:])
     lengths, shares = numbers_of("--contexts", contexts), split(budgets)
@@ -68,21 +69,8 @@ def executor(
     ids = opened.tokenizer.encode_text(texts_of(text)[0]).ids
     options = {"contexts": lengths, "budgets": shares, "executors": named, "rounds": rounds}
 
-    def page(config: dict[str, Any], records: list[dict[str, Any]], summary: dict[str, Any]) -> str:
-        shapes = [{**record, "seconds": record["refresh_s"]} for record in records]
-        return html(config, shapes, summary)
-
-    _measure(
-        "executor",
-        out,
-        opened,
-        model,
-        options,
-        sweep(opened, ids, lengths, shares, named, rounds=rounds),
-        lambda records: {"shapes": summarise_executor(records)},
-        page,
-        json,
-    )
+    found = sweep(opened, ids, lengths, shares, named, rounds=rounds)
+    _measure("executor", out, opened, model, options, found, json)
 
 
 @bench.command("numerics", epilog="Example: kvedit bench numerics --contexts 1000 --cases 4")
@@ -98,8 +86,6 @@ def numerics(
 ) -> None:
     """How far do replays differ that should not: by chunk size, threads, executor and dtype?"""
     from kvedit.bench.numerics import numerics as compared
-    from kvedit.bench.numerics import summarise_numerics
-    from kvedit.bench.report import numerics_html
 
     lengths = numbers_of("--contexts", contexts)
     opened = open_model(model, device, dtype)
@@ -117,17 +103,7 @@ def numerics(
                     yield {"schema_version": 1, "context": length, "case": number, **record}
 
     options = {"contexts": lengths, "cases": cases}
-    _measure(
-        "numerics",
-        out,
-        opened,
-        model,
-        options,
-        records(),
-        lambda found: {"paths": summarise_numerics(found)},
-        numerics_html,
-        json,
-    )
+    _measure("numerics", out, opened, model, options, records(), json)
 
 
 @bench.command("evidence", epilog="Example: kvedit bench evidence musique_ans_v1.0_dev.jsonl --budgets 5%")
@@ -146,27 +122,17 @@ def evidence(
     """Which share of the rows that a policy buys lies in the evidence? Needs no forward pass."""
     from kvedit.bench import qa
     from kvedit.bench.arms import Arm
-    from kvedit.bench.evidence import precision, summarise_precision
-    from kvedit.bench.report import evidence_html
+    from kvedit.bench.evidence import precision
 
     named = names_of("--policies", policies, POLICY_NAMES)
     arms = [Arm.parse(f"{policy}@{budget}") for budget in split(budgets) for policy in named]
     sets, left = read_questions(files, qa.unfit, questions)
     opened = open_model(model, device, dtype)
     cases = [case for found in sets for case in qa.cases(found, seed=seed, limit=questions)]
-    options = {"files": files, "questions": questions, "seed": seed, "arms": [arm.name for arm in arms]}
+    options = {"files": [Path(name).name for name in files], "questions": questions, "seed": seed}
+    options |= {"arms": [arm.name for arm in arms]}
     say_left(left)
-    _measure(
-        "evidence",
-        out,
-        opened,
-        model,
-        options,
-        precision(opened, cases, arms, seed=seed),
-        lambda records: {"datasets": summarise_precision(records)},
-        evidence_html,
-        json,
-    )
+    _measure("evidence", out, opened, model, options, precision(opened, cases, arms, seed=seed), json)
 
 
 @bench.command("compare", epilog="Example: kvedit bench compare runs/a runs/b")
@@ -181,6 +147,16 @@ def compare(
     from kvedit.cli import runs
 
     a, b = (Run.open(here.path(name)) for name in (first, second))
+    for run in (a, b):
+        if run.config["bench"] in runs.SHOW:
+            raise UsageError(
+                f"{run.folder} holds no cases, but a run of {run.config['bench']}.",
+                "Compare runs of niah, qa, location or geometry.",
+            )
+    ours, theirs = (run.config["options"] for run in (a, b))
+    different = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+    if different:
+        render.say(f"The runs differ in {', '.join(different)}; cases of the same name are paired.")
     found = paired(a.records(), b.records())
     here.give(found, json, lambda: runs.show_comparison(found))
 
@@ -189,11 +165,16 @@ def compare(
 def report(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A run's folder.")], json: Json = False
 ) -> None:
-    """Check a run of cases, and write its summary and report again."""
+    """Check a run, and write its summary and report again."""
     from kvedit.bench.run import Run
     from kvedit.cli import runs
 
     run = Run.open(here.path(folder))
+    show = runs.SHOW.get(run.config["bench"])
+    if show is not None:
+        found = _finish(run)
+        here.give(found, json, lambda: show(found, run.config, run.folder))
+        return
     summary = run.finish()
     here.give(summary, json, lambda: runs.show_run(summary, run.folder))
 
@@ -205,8 +186,6 @@ def _measure(
     called: str,
     options: dict[str, Any],
     found: Iterable[dict[str, Any]],
-    summarise: Callable[[list[dict[str, Any]]], dict[str, Any]],
-    page: Callable[[dict[str, Any], list[dict[str, Any]], dict[str, Any]], str],
     as_json: bool,
 ) -> None:
     """Take all records, and write them with summary and report."""
@@ -220,11 +199,32 @@ def _measure(
         for number, record in enumerate(found, start=1):
             run.append(record)
             progress(number)
-    records = run.records()
-    summary = {"schema_version": 1, **summarise(records)}
-    run.write(summary, page(run.config, records, summary))
+    summary = _finish(run)
     here.give(
         {"folder": str(run.folder), **summary},
         as_json,
         lambda: runs.SHOW[name](summary, run.config, run.folder),
     )
+
+
+def _finish(run: Run) -> dict[str, Any]:
+    """Write summary and report of a measurement; gives the summary."""
+    from kvedit.bench.evidence import summarise_precision
+    from kvedit.bench.executor import summarise_executor
+    from kvedit.bench.numerics import summarise_numerics
+    from kvedit.bench.report import evidence_html, html, numerics_html
+
+    records, bench = run.records(), run.config["bench"]
+    if not records:
+        raise KveditError("The run has no records.", "Run it first, or ask for more.")
+    found: dict[str, Any]
+    if bench == "executor":
+        found, page = {"shapes": summarise_executor(records)}, html
+    elif bench == "numerics":
+        found, page = {"paths": summarise_numerics(records)}, numerics_html
+    else:
+        found, page = {"datasets": summarise_precision(records)}, evidence_html
+    summary = {"schema_version": 1, **found}
+    shown = [{**record, "seconds": record.get("refresh_s")} for record in records]
+    run.write(summary, page(run.config, shown, summary))
+    return summary

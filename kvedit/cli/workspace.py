@@ -28,7 +28,7 @@ class Settings:
     """
 
     budget: str | None = None
-    policy: str = "sur"
+    policy: str = "sur-seam"
     chat: bool = False
     heal: bool = True
 

@@ -55,6 +55,9 @@ class Model:
         layers, heads, width: L, H (KV heads) and D of its cache.
         groups: Query heads for each KV head.
         scaling: What attention scores are multiplied with.
+        device: Where its cache is, and what it takes and gives; of a spread model, the device of
+            the embeddings.
+        spread: Whether its layers lie on several devices.
         context_length: Positions that it was made for.
         stop_ids: Ids that end an answer.
         mean_embedding: Of the whole vocabulary's input embeddings, `float32 [hidden]`.
@@ -78,8 +81,9 @@ class Model:
         self.context_length: int = config.max_position_embeddings
         self.dtype: torch.dtype = network.dtype
         self.device: torch.device = network.device
+        self.spread = len(set(getattr(network, "hf_device_map", {}).values())) > 1
         rotary = network.model.rotary_emb
-        self.rope = Rope(rotary.inv_freq.float(), float(rotary.attention_scaling))
+        self.rope = Rope(rotary.inv_freq.float().to(self.device), float(rotary.attention_scaling))
         self.stop_ids = _stop_ids(network, template)
         self.mean_embedding: Tensor = network.model.embed_tokens.weight.mean(dim=0, dtype=torch.float32)
         self._template = template
@@ -90,15 +94,17 @@ class Model:
 
         Args:
             directory: config.json, safetensors weights, tokenizer.
-            device: `auto`, `cpu`, `cuda` or `mps`.
+            device: `auto`, `cpu`, `cuda` or `mps`; `map` spreads the layers over all GPUs and, if
+                they are too small, the CPU's memory.
             dtype: `auto` (float32 on a CPU, bfloat16 elsewhere), or a name of a dtype.
 
         Raises:
             ModelError: The device is not there, or the model is unsupported or damaged.
         """
-        place = _device(device)
+        place = _device("auto" if device == "map" else device)
         kind = ("float32" if place.type == "cpu" else "bfloat16") if dtype == "auto" else dtype
-        network = checkpoint.read_network(directory, _DTYPES[kind], place)
+        device_map = "auto" if device == "map" else None
+        network = checkpoint.read_network(directory, _DTYPES[kind], place, device_map)
         tokenizer, template = checkpoint.read_tokenizer(directory)
         parts = checkpoint.fingerprint(directory, tokenizer, template.chat_template)
         return cls(directory, network, tokenizer, template, parts)
@@ -141,7 +147,8 @@ class Model:
 
         Row i attends to every cached row up to itself, whatever its state, and to the rows in
         hand that come before it, with the states that this walk gives them (section A.1 and
-        G.2 of Budgeted KV-Cache Repair).
+        G.2 of Budgeted KV-Cache Repair). Of a spread model, the layers' devices hold weights and
+        hidden states; cache and attention stay on the model's device.
 
         Args:
             ids: `int64 [N]`, on the model's device.
@@ -176,9 +183,10 @@ class Model:
                 if not outputs:
                     break
                 mix = (attend or masked)(cache, place[done:], self.scaling)
-            query = rotate(self._heads(attention, "q", normed), cos, sin)
+            query = rotate(self._heads(attention, "q", normed).to(self.device), cos, sin)
             on_query(layer, query)
-            hidden = hidden + attention.o_proj(mix(layer, query))
+            mixed = attention.o_proj(mix(layer, query))
+            hidden = hidden.to(mixed.device) + mixed
             hidden = hidden + module.mlp(module.post_attention_layernorm(hidden))
             on_layer(layer + 1)
         cache.length = max(cache.length, int(place[-1]) + 1)
@@ -188,7 +196,7 @@ class Model:
     def logits(self, hidden: Tensor) -> Tensor:
         """Turn outputs of the last layer `[N, hidden]` into logits `float32 [N, vocabulary]`."""
         logits: Tensor = self.network.lm_head(self.network.model.norm(hidden))
-        return logits.float()
+        return logits.float().to(self.device)
 
     def check(self) -> None:
         """Compare the walk with the stock forward pass on a few ids, to catch what no field says.

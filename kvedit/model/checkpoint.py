@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -110,13 +111,24 @@ def check_layout(network: nn.Module) -> None:
             raise ModelError(f"This model is not supported: it has no module `{name}`.", _REMEDY) from None
 
 
-def read_network(directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
+def read_network(
+    directory: Path, dtype: torch.dtype, device: torch.device, device_map: str | dict[str, Any] | None = None
+) -> Any:
     """Read the causal language model in `directory`, refusing it before its weights are read.
 
+    Args:
+        directory: Where it is.
+        dtype: Of its weights.
+        device: Where it goes, without a map.
+        device_map: Spreads it over devices, as accelerate does: `auto`, or a device a module. The
+            hooks that accelerate then puts on the modules bring their inputs to them, and weights
+            that wait in the CPU's memory.
+
     Raises:
-        ModelError: Unsupported, incomplete or damaged.
+        ModelError: Unsupported, incomplete, damaged or too large.
     """
     transformers.logging.set_verbosity_error()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
     transformers.logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
@@ -133,7 +145,11 @@ def read_network(directory: Path, dtype: torch.dtype, device: torch.device) -> A
         )
     try:
         network: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
+            directory,
+            dtype=dtype,
+            local_files_only=True,
+            attn_implementation="sdpa",
+            device_map=device_map,
         )
     except Exception as error:
         # Damaged shards surface as whatever the reader of the day raises; all mean one thing.
@@ -142,7 +158,15 @@ def read_network(directory: Path, dtype: torch.dtype, device: torch.device) -> A
             "Download the model again, or remove the folder so that it is converted anew.",
         ) from None
     check_layout(network)
-    return network.to(device).eval().requires_grad_(False)
+    if device_map is None:
+        network.to(device)
+    elif "disk" in getattr(network, "hf_device_map", {}).values() or network.device.type == "meta":
+        raise ModelError(
+            "This model does not fit: it would have to leave layers on the disk, or its embeddings "
+            "outside the first device.",
+            "Choose a smaller model, a smaller --dtype, or a machine with more memory.",
+        )
+    return network.eval().requires_grad_(False)
 
 
 def read_tokenizer(directory: Path) -> tuple[Tokenizer, Any]:

@@ -47,11 +47,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "recency": Recency,
     "oracle": Oracle,
 }
-DEFAULT_POLICY = "sur"
 PROBES = frozenset({"cacheblend", "infoflow", "prophetkv", "qcfuse", "snapkv", "neighbor", "oracle"})
 """Those that read the cache; rows without a state are computed before they look."""
 
-__all__ = ["DEFAULT_POLICY", "POLICIES", "PROBES", "Evidence", "Past", "Policy", "policy_named"]
+__all__ = ["POLICIES", "PROBES", "Evidence", "Past", "Policy", "policy_named"]
 
 
 def policy_named(name: str) -> Policy:
