@@ -17,12 +17,16 @@ $(VENV)/ready: pyproject.toml constraints.txt
 demo: $(VENV)/ready
 	cd sessions/quickstart && PATH="$(CURDIR)/$(BIN):$$PATH" sh -e -v ./script.txt
 
+# Two processes with a thread each; the model is got first, so that they do not both get it.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
 test: check
-	$(BIN)/pytest
+	$(BIN)/kvedit models pull smollm2-135m
+	$(PYTEST)
 
 # Without the tests that need the default model, or a minute.
 fast: check
-	$(BIN)/pytest -m "not model and not slow"
+	$(PYTEST) -m "not model and not slow"
 
 # A small cut of every bench on the default model; about three minutes.
 bench-smoke: $(VENV)/ready
