@@ -175,10 +175,10 @@ def test_the_names_in_the_help_are_those_that_there_are():
 
 def test_any_score_goes_with_any_support_rule(contract):
     ask = ("ask", "fees of item 9", "--budget", "40t", "--no-keep", "--max-new-tokens", "1")
-    runs = [parsed(*ask, "--support", rule)["runs"] for rule in RULES]
+    runs = [parsed(*ask, "--policy", "sur", "--support", rule)["runs"] for rule in RULES]
     assert runs[1] == 1 < runs[0]
     window = parsed(*ask, "--policy", "window")
-    assert parsed(*ask, "--support", "window")["runs"] == window["runs"]
+    assert parsed(*ask, "--policy", "sur", "--support", "window")["runs"] == window["runs"]
     assert "units" in parsed("explain", "fees of item 9", "--policy", "qcfuse", "--budget", "40t")
 
 

@@ -13,7 +13,7 @@ from kvedit.document import LineRange
 from kvedit.model import Model
 from kvedit.refresh import refresh_
 from kvedit.rope import rotate
-from kvedit.select import Budget
+from kvedit.select import DEFAULT_POLICY, Budget
 from kvedit.session import Session
 
 pytestmark = pytest.mark.model
@@ -104,4 +104,4 @@ def test_digits_are_encoded_as_the_model_was_trained(default_model: Model) -> No
 def test_selection_finds_the_clause(session: Session) -> None:
     answer = session.ask("What is the rate of interest on late fees?", max_new_tokens=4)
     assert answer.refreshed == answer.budget_rows
-    assert answer.policy == "sur"
+    assert answer.policy == DEFAULT_POLICY

@@ -199,7 +199,7 @@ def test_settings_are_the_defaults_of_later_questions(contract: Path) -> None:
     assert records[0] == {
         "schema_version": 1,
         "budget": "7t",
-        "policy": "sur",
+        "policy": "sur-seam",
         "chat": "off",
         "heal": "on",
     }
