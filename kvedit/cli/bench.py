@@ -161,13 +161,11 @@ def qa(
     from kvedit.bench import qa as maker
 
     arms = _arms(arm, policies, budgets, support)
-    sets, left = read_questions(files, maker.unfit, questions)
-    opened = open_model(model, device, dtype)
     options = {"files": [Path(name).name for name in files], "questions": questions, "seed": seed}
-
+    sets, left = read_questions(files, maker.unfit, questions)
     cases = [case for found in sets for case in maker.cases(found, seed=seed, limit=questions)]
     say_left(left)
-    _run("qa", out, opened, model, arms, cases, options, ray, json)
+    _run("qa", out, open_model(model, device, dtype), model, arms, cases, options, ray, json)
 
 
 @bench.command("location", epilog="Example: kvedit bench location hotpot_dev_distractor_v1.json")
@@ -189,13 +187,11 @@ def location(
     from kvedit.bench import location as maker
 
     arms = _arms(arm, policies, budgets, None)
-    sets, left = read_questions(files, maker.unfit, questions)
-    opened = open_model(model, device, dtype)
     options = {"files": [Path(name).name for name in files], "questions": questions, "seed": seed}
-
+    sets, left = read_questions(files, maker.unfit, questions)
     cases = [case for found in sets for case in maker.cases(found, seed=seed, limit=questions)]
     say_left(left)
-    _run("location", out, opened, model, arms, cases, options, ray, json)
+    _run("location", out, open_model(model, device, dtype), model, arms, cases, options, ray, json)
 
 
 @bench.command("geometry", epilog="Example: kvedit bench geometry --policy sur --cases 24")
