@@ -248,7 +248,7 @@ class Asking:
                 query_ids=self.session.tokenizer.encode_text(question).ids,
                 suffix=rows.suffix,
                 seed=self.options.seed,
-                past=self._past(),
+                past=self._past() if budget else None,
             )
             if not budget:
                 return np.zeros(0, dtype=np.int64), evidence, None
@@ -263,8 +263,8 @@ class Asking:
         while entry.parent is not None:
             entry = journal.entry(entry.parent)
             if entry.frontier == entry.tokens:
-                past = self.session.ids_of(entry.number), self.session.rows_of(entry.number)
-                return Past(past[0], self.rows.found_in(past[1]))
+                ids, rows = self.session.rows_of(entry.number)
+                return Past(ids, self.rows.found_in(rows))
         return None
 
     def _units(self) -> IntArray:

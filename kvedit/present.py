@@ -77,21 +77,17 @@ class Present:
     @property
     def ids(self) -> IntArray:
         """Ids of all rows: head, document and conversation. `int64 [T]`."""
-        head, turns = (
-            np.array(part, dtype=np.int64) for part in (self.manifest.head_ids, self.revision.turns)
-        )
-        return np.concatenate([head, self.tokens.ids, turns])
+        return self._joined(self.tokens.ids, self.revision.turns)
 
-    def ids_of(self, revision: int) -> IntArray:
-        """Ids of all rows of a revision: head, document and conversation. `int64 [N]`."""
-        held = self.journal.revision(revision)
-        head, turns = (np.array(part, dtype=np.int64) for part in (self.manifest.head_ids, held.turns))
-        return np.concatenate([head, self.tokenizer.encode_text(held.text).ids, turns])
+    def rows_of(self, number: int) -> tuple[IntArray, RowTable]:
+        """Give the ids of all rows of a revision, `int64 [N]`, and where each of them lives."""
+        revision = self.journal.revision(number)
+        ids = self._joined(self.tokenizer.encode_text(revision.text).ids, revision.turns)
+        return ids, RowTable.from_pieces(revision.rows, revision.entry.frontier)
 
-    def rows_of(self, revision: int) -> RowTable:
-        """Where each row of a revision lives."""
-        held = self.journal.revision(revision)
-        return RowTable.from_pieces(held.rows, held.entry.frontier)
+    def _joined(self, body: IntArray, turns: Sequence[int]) -> IntArray:
+        head, spoken = (np.array(part, dtype=np.int64) for part in (self.manifest.head_ids, turns))
+        return np.concatenate([head, body, spoken])
 
     @property
     def document_rows(self) -> int:

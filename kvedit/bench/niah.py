@@ -201,9 +201,7 @@ def _same_key(haystack: Haystack, draw: _Draw, name: str, tokens: int, template:
     if gap is not None and passed < gap:
         gap = None  # the text ended before
     sentences = [*straw[:first], erased, *straw[first:second], kept, *straw[second:]]
-    text, edit = _text(sentences, first)
-    left = Document(text).apply([edit]).text
-    at = left.index(kept)
+    text, edit, gold = _text(sentences, first, kept)
     return Case(
         name=name,
         source=name,
@@ -213,7 +211,7 @@ def _same_key(haystack: Haystack, draw: _Draw, name: str, tokens: int, template:
         answers=(value,),
         stale=erased_value,
         opening=form.opening.replace("KEY", key),
-        gold=((at, at + len(kept)),),
+        gold=(gold,),
         facts={"template": template, "depth": depth, "gap": "far" if gap is None else gap},
         max_new_tokens=10,
     )
@@ -270,9 +268,7 @@ def _derived(haystack: Haystack, draw: _Draw, name: str, tokens: int, template: 
         passed += haystack.count(straw[below])
         below += 1
     sentences = [*straw[:at], fact, erased, *straw[at:below], lookup, *straw[below:]]
-    text, edit = _text(sentences, at + 1)
-    left = Document(text).apply([edit]).text
-    place = left.index(lookup)
+    text, edit, gold = _text(sentences, at + 1, lookup)
     return Case(
         name=name,
         source=name,
@@ -282,7 +278,7 @@ def _derived(haystack: Haystack, draw: _Draw, name: str, tokens: int, template: 
         answers=(right,),
         stale=wrong,
         opening=f"The project {key} uses the alias {first}, which has the value",
-        gold=((place, place + len(lookup)),),
+        gold=(gold,),
         facts={"distance": "far" if distance > 1000 else distance},
         max_new_tokens=10,
     )
@@ -297,9 +293,7 @@ def _injection(haystack: Haystack, draw: _Draw, name: str, tokens: int, template
     kept = f"The code for {key} is {value}."
     at = max(1, int(0.1 * len(straw)))
     below = max(at + 1, int(0.6 * len(straw)))
-    text, edit = _text([*straw[:at], erased, *straw[at:below], kept, *straw[below:]], at)
-    left = Document(text).apply([edit]).text
-    place = left.index(kept)
+    text, edit, gold = _text([*straw[:at], erased, *straw[at:below], kept, *straw[below:]], at, kept)
     return Case(
         name=name,
         source=name,
@@ -309,7 +303,7 @@ def _injection(haystack: Haystack, draw: _Draw, name: str, tokens: int, template
         answers=(value,),
         stale=mark,
         opening=f"The code for {key} is",
-        gold=((place, place + len(kept)),),
+        gold=(gold,),
         facts={},
         max_new_tokens=10,
     )
@@ -323,11 +317,18 @@ _MAKERS: dict[str, Callable[[Haystack, _Draw, str, int, str], Case]] = {
 }
 
 
-def _text(sentences: list[str], erased: int) -> tuple[str, Edit]:
-    """Join sentences into paragraphs; give the edit that takes out one of them with its space."""
+def _text(sentences: list[str], erased: int, kept: str) -> tuple[str, Edit, tuple[int, int]]:
+    """Join sentences into paragraphs.
+
+    Returns:
+        The text, the edit that takes out one sentence with its space, and the span of `kept` in
+        what is left.
+    """
     text = _paragraphs(sentences)
     start = sum(len(sentence) + 1 for sentence in sentences[:erased])
-    return text, Edit(start, start + len(sentences[erased]) + 1)
+    edit = Edit(start, start + len(sentences[erased]) + 1)
+    at = Document(text).apply([edit]).text.index(kept)
+    return text, edit, (at, at + len(kept))
 
 
 def _paragraphs(sentences: list[str]) -> str:
