@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvedit.bench import charts, report
+from kvedit.bench.executor import summarise_executor
 from kvedit.bench.statistics import Bootstrap, allowance, check, transitions
 from kvedit.bench.summary import compare, summarise
 from kvedit.errors import KveditError, UsageError
@@ -388,11 +389,38 @@ class Page(HTMLParser):
         self.text += data
 
 
+def measured(context: int, rows: int, runs: int, executor: str, refresh_s: float) -> list[dict]:
+    """Three rounds of one measurement of the executor bench, the middle one as given."""
+    return [
+        {
+            "context": context,
+            "rows": rows,
+            "runs": runs,
+            "budget": f"{rows}t",
+            "executor": executor,
+            "suffix": 90,
+            "token_layers": 3,
+            "pairs": 30,
+            "replay_token_layers": 30,
+            "replay_pairs": 90,
+            "round": number,
+            "refresh_s": refresh_s * part,
+            "recovery_s": 1.0,
+        }
+        for number, part in enumerate((0.9, 1.0, 1.1))
+    ]
+
+
 EXECUTORS = [
-    {"runs": runs, "executor": executor, "seconds": seconds * (1 + repeat / 10)}
+    record
+    for context, scale in ((1000, 1.0), (2000, 3.0))
     for runs in (1, 8, 64)
-    for executor, seconds in (("interval", 0.1 * runs), ("packed", 0.1), *([("direct", 0.05)] * (runs == 1)))
-    for repeat in range(3)
+    for executor, took in (
+        ("interval", 0.11 * runs),
+        ("packed", 0.1 * scale),
+        *([("direct", 0.05)] * (runs == 1)),
+    )
+    for record in measured(context, 64, runs, executor, took)
 ]
 
 
@@ -407,7 +435,7 @@ PAGES = {
 
 def page_of(name: str) -> str:
     if name == "executor":
-        return report.html({"bench": name}, EXECUTORS, {})
+        return report.executor_html({"bench": name}, EXECUTORS, {"shapes": summarise_executor(EXECUTORS)})
     records = make_records(**{"sources": 3, **PAGES[name]})
     return report.html({**CONFIG, "bench": name}, records, summarise(records))
 
@@ -442,16 +470,18 @@ def test_all_text_is_escaped():
     text = report.html(config, records, summarise(records))
     assert "<b>" not in text
     assert Page(text).text.count(evil) > 8
-    runs = [{"runs": 1, "executor": name, "seconds": 1.0} for name in (evil, "interval")]
-    assert "<b>" not in report.html({"bench": "executor"}, runs, {})
+    shapes = summarise_executor([*measured(99, 8, 1, evil, 1.0), *measured(99, 8, 1, "packed", 1.0)])
+    assert "<b>" not in report.executor_html({"bench": "executor"}, [], {"shapes": shapes})
 
 
-def test_the_executors_page_gives_medians_and_speed_ups():
-    text = Page(report.html({"bench": "executor"}, EXECUTORS, {})).text
-    assert "64 runs: 64.00 ×" in text
-    assert "8 runs: 8.00 ×" in text
-    assert "direct, 1 runs: 2.00 ×" in text
-    assert "7,040.0" in text  # the middle of three repeats, in ms
+def test_the_executors_page_keeps_contexts_apart():
+    text = Page(page_of("executor")).text
+    assert "1,000 tokens, 64 rows: 70.40 ×" in text  # 64 runs
+    assert "2,000 tokens, 64 rows: 23.47 ×" in text
+    assert "1,000 tokens, 64 rows: 1.10 ×" in text  # one run
+    assert "7,040.0" in text  # the middle of three rounds, in ms
+    assert "16.1 ×" in text
+    assert "33.3 %" in text  # of a replay's pairs
 
 
 def test_more_policies_than_marks_are_drawn_in_further_charts_of_the_same_axes():

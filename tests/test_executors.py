@@ -300,6 +300,12 @@ def test_more_runs_than_fit_are_refused() -> None:
     assert shapes(20, 100) == [1, 2, 4, 8, 16, 20]
 
 
+def test_counts_of_runs_that_are_asked_for_are_tried_as_far_as_they_fit() -> None:
+    assert shapes(20, 100, [64, 5, 1, 5]) == [1, 5]
+    assert shapes(90, 100, [16, 1]) == [1]  # ten rows are left for gaps
+    assert shapes(0, 100, [1]) == []
+
+
 def test_an_edited_document_holds_what_a_prefill_of_the_old_one_gave(llama: Model) -> None:
     work = edited(llama)
     old = IDS[: CONTEXT + GONE_ROWS]
@@ -318,6 +324,7 @@ def test_an_edited_document_holds_what_a_prefill_of_the_old_one_gave(llama: Mode
 
 
 def test_a_sweep_gives_a_record_for_each_shape_executor_and_round(llama: Model) -> None:
+    assert {record["runs"] for record in sweep(llama, IDS, [100], ["10%"], runs=[3], rounds=1)} == {3}
     records = list(sweep(llama, IDS, [100, 200], ["10%"], rounds=2))
     assert json.loads(json.dumps(records)) == records
     for context, rows in ((100, 8), (200, 18)):

@@ -87,9 +87,15 @@ def spread(suffix: IntArray, rows: int, count: int) -> IntArray:
     return suffix[np.arange(rows) + np.repeat(gaps, lengths)]
 
 
-def shapes(rows: int, suffix: int) -> list[int]:
-    """Counts of runs to try: powers of two up to as many as `rows` rows can be cut into, and that."""
+def shapes(rows: int, suffix: int, wanted: Sequence[int] | None = None) -> list[int]:
+    """Counts of runs to try, sorted.
+
+    Those that are wanted, as far as `rows` rows can be cut into so many among `suffix`; else powers
+    of two up to as many as they can be cut into, and that.
+    """
     most = max(min(rows, suffix - rows), 1) if rows else 0
+    if wanted is not None:
+        return sorted({count for count in wanted if count <= most})
     return sorted({*(1 << power for power in range(most.bit_length())), most} - {0})
 
 
@@ -100,6 +106,7 @@ def sweep(
     budgets: Sequence[str],
     executors: Sequence[str] = ("packed", "interval", "direct"),
     *,
+    runs: Sequence[int] | None = None,
     rounds: int = 5,
     policy: str = "sur",
 ) -> Iterator[Record]:
@@ -113,6 +120,7 @@ def sweep(
         contexts: T of each document.
         budgets: As for `ask`, such as `5%`.
         executors: Names; `direct` is left out where there is more than one run.
+        runs: Counts of runs, as for `shapes`.
         rounds: Rounds that are reported.
         policy: Selects, so that its time is there; its support is replaced by one of each shape.
 
@@ -131,7 +139,7 @@ def sweep(
         trials = []
         for budget in budgets:
             rows = Budget.parse(budget).resolve(len(suffix))
-            for count in shapes(rows, len(suffix)):
+            for count in shapes(rows, len(suffix), runs):
                 support = spread(suffix, rows, count)
                 trials += [
                     (budget, count, support, name) for name in executors if name != "direct" or count == 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from kvedit.bench import charts
 from kvedit.bench.charts import Axis, Point, Series
 from kvedit.bench.page import figure, percent
 from kvedit.bench.statistics import Record
 
+T = TypeVar("T")
 ENDS = {"shift": "Shift", "replay": "Replay", "reprefill": "Re-prefill", "erratum": "Erratum"}
 _BOUNDS = {"0": "Shift", "full": "Replay"}  # every policy is one of these at that budget
 _KINDS = [
@@ -56,13 +58,17 @@ def _pairs(
         yield "</div>"
 
 
-def _panels(arms: dict[str, Record]) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
+def _panels(arms: dict[str, Record]) -> Iterator[tuple[str, Sequence[tuple[str, list[str]]]]]:
     """Give the policies with their arms, as many at once as a chart can tell apart."""
     lines: dict[str, list[str]] = {}
     for name, arm in arms.items():
         if arm["policy"]:
             lines.setdefault(name.partition("@")[0], []).append(name)
-    every = list(lines.items())
+    return _parts(list(lines.items()))
+
+
+def _parts(every: Sequence[T]) -> Iterator[tuple[str, Sequence[T]]]:
+    """Give as many at once as a chart can tell apart, each time with what its title says of it."""
     count = max(1, -(-len(every) // charts.STYLES))
     for at in range(count):
         part = f" ({at + 1} of {count})" if count > 1 else ""
@@ -123,21 +129,32 @@ def where(arms: dict[str, Record]) -> str:
     return figure("Where the refreshed rows fell, by tenth of the rows behind the edit", drawn, marks)
 
 
-def speed_up(speed_ups: dict[str, dict[int, float]], counts: Sequence[int]) -> str:
-    """Draw how much faster executors are than `interval`, against the number of runs."""
-    series = [
-        Series(
-            name,
-            style,
-            [Point(counts.index(at), by, hint=f"{name}, {at} runs: {by:.2f} ×") for at, by in held],
+def ratios(shapes: Sequence[Record]) -> list[str]:
+    """Draw how many times as long `interval` takes as `packed`, by runs: a line a context and budget."""
+    lines: dict[str, list[tuple[int, Record]]] = {}
+    for shape in shapes:
+        if ratio := shape["refresh_over_packed"].get("interval"):
+            name = f"{shape['context']:,} tokens, {shape['rows']:,} rows"
+            lines.setdefault(name, []).append((shape["runs"], ratio))
+    if not lines:
+        return []
+    every = [pair for line in lines.values() for pair in line]
+    counts = sorted({runs for runs, _ in every})
+    x = charts.categories("Runs, of as many rows in all", [f"{count:,}" for count in counts])
+    y = charts.linear("interval ÷ packed, ×", [0.0, *(ratio["max"] for _, ratio in every)])
+    drawn = []
+    for part, names in _parts(list(lines)):
+        series = [
+            Series(name, style, [_ratio(name, counts.index(runs), ratio) for runs, ratio in lines[name]])
+            for style, name in enumerate(names)
+        ]
+        marks: list[tuple[int | str, str]] = [(one.style, one.name) for one in series]
+        title = f"Speed-up of packed by runs{part}"
+        drawn.append(
+            figure(title, charts.plot(title, series, x, y, level=1.0), [*marks, ("level", "interval")])
         )
-        for style, (name, held) in enumerate((name, list(held.items())) for name, held in speed_ups.items())
-    ]
-    values = [point.y for one in series for point in one.points]
-    if not values:
-        return ""
-    x = charts.categories("Runs, of as many rows in all", [str(count) for count in counts])
-    y = charts.linear("Speed-up over interval, ×", [0.0, *values])
-    marks: list[tuple[int | str, str]] = [(one.style, one.name) for one in series]
-    drawn = charts.plot("Speed-up by runs", series, x, y, level=1.0)
-    return figure("Speed-up by runs", drawn, [*marks, ("level", "interval")])
+    return drawn
+
+
+def _ratio(name: str, at: int, ratio: Record) -> Point:
+    return Point(at, ratio["median"], ratio["min"], ratio["max"], f"{name}: {ratio['median']:.2f} ×")

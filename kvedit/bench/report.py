@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from statistics import median
 
 from kvedit.bench import plots
 from kvedit.bench.page import NONE, interval, milliseconds, number, page, percent, signed, small, table
@@ -19,15 +18,12 @@ def html(config: Record, records: Sequence[Record], summary: Record) -> str:
 
     Args:
         config: `config.json`.
-        records: Lines of `cases.jsonl`; read for `config["bench"] == "executor"` only, where each
-            is `{"runs", "executor", "seconds"}` and repeats are further records.
-        summary: What `summarise` gave; not read for the executor bench.
+        records: Lines of `cases.jsonl`; nothing here needs them.
+        summary: What `summarise` gave.
     """
     bench = str(config["bench"])
     model = config.get("model", {})
     facts = [str(model[key]) for key in ("name", "dtype", "device") if model.get(key)]
-    if bench == "executor":
-        return page(f"kvedit bench {bench}", facts, _executors(records), config)
     facts.insert(0, f"{summary['cases']} cases from {summary['sources']} sources")
     arms: dict[str, Record] = summary["arms"]
     parts = [
@@ -167,30 +163,43 @@ def _of(count: int, cases: int) -> str:
     return f"{count}/{cases}" if cases else "–"
 
 
-def _executors(records: Sequence[Record]) -> list[str]:
-    """Times by number of runs, and how much faster each executor is than one run at a time."""
-    held: dict[str, dict[int, list[float]]] = {}
-    for record in records:
-        held.setdefault(record["executor"], {}).setdefault(record["runs"], []).append(record["seconds"])
-    times = {name: {runs: median(found) for runs, found in sorted(own.items())} for name, own in held.items()}
-    counts = sorted({runs for own in times.values() for runs in own})
-    base = times.get("interval", {})
-    speed_ups = {
-        name: {runs: base[runs] / own[runs] for runs in own if runs in base}
-        for name, own in times.items()
-        if name != "interval"
-    }
+def executor_html(config: Record, records: Sequence[Record], summary: Record) -> str:
+    """Write the report of the executor bench: times by shape of support, and ratios to packed."""
+    shapes: list[Record] = summary["shapes"]
+    names = list(dict.fromkeys(name for shape in shapes for name in shape["refresh_s"]))
+    others = list(dict.fromkeys(name for shape in shapes for name in shape["refresh_over_packed"]))
     rows = [
         [
-            str(runs),
-            *(milliseconds(own.get(runs)) for own in times.values()),
-            *(f"{small(own[runs])} ×" if runs in own else NONE for own in speed_ups.values()),
+            f"{shape['context']:,}",
+            escape(shape["budget"]),
+            f"{shape['rows']:,}",
+            f"{shape['runs']:,}",
+            *(milliseconds(_middle(shape["refresh_s"], name)) for name in names),
+            *(_times(shape["refresh_over_packed"].get(name)) for name in others),
+            *(percent(shape[f"{name}_share"]) for name in ("token_layers", "pairs")),
         ]
-        for runs in counts
+        for shape in shapes
     ]
-    heads = ["runs", *(f"{name}, ms" for name in times), *(f"{name}, speed-up" for name in speed_ups)]
-    note = "Medians. Speed-up: the time of interval, one run after the other, divided by this one's."
-    return [table("Executors", note, heads, rows), plots.speed_up(speed_ups, counts)]
+    heads = ["context", "budget", "rows", "runs"]
+    heads += [f"{escape(name)}, ms" for name in names] + [f"{escape(name)} ÷ packed" for name in others]
+    heads += ["token-layers, of replay's", "query-key pairs, of replay's"]
+    note = (
+        "Refresh of as many rows in ever more runs: medians over rounds, ratios within a round with "
+        "the smallest and largest. The paper reports up to 16.1 × over interval for Qwen3-8B on one H100."
+    )
+    return page(
+        "kvedit bench executor", [], [table("Executors", note, heads, rows), *plots.ratios(shapes)], config
+    )
+
+
+def _middle(times: Record, name: str) -> float | None:
+    return times[name]["median"] if name in times else None
+
+
+def _times(ratio: Record | None) -> str:
+    if ratio is None:
+        return NONE
+    return f"{small(ratio['median'])} ×<small>[{small(ratio['min'])}, {small(ratio['max'])}]</small>"
 
 
 def numerics_html(config: Record, records: Sequence[Record], summary: Record) -> str:

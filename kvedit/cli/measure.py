@@ -53,6 +53,10 @@ def executor(
     executors: Annotated[
         str, typer.Option(metavar="NAMES", help=f"Of {', '.join(EXECUTOR_NAMES[1:])}.")
     ] = "packed,interval,direct",
+    runs: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="Counts of runs. Default: 1, 2, 4, ... and one for each row."),
+    ] = None,
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds after the first.")] = 5,
     text: Text = None,
     model: ModelName = DEFAULT_NAME,
@@ -65,11 +69,13 @@ def executor(
 
     named = names_of("--executors", executors, EXECUTOR_NAMES[1:])
     lengths, shares = numbers_of("--contexts", contexts), split(budgets)
+    counts = None if runs is None else numbers_of("--runs", runs)
     opened = open_model(model, device, dtype)
     ids = opened.tokenizer.encode_text(texts_of(text)[0]).ids
-    options = {"contexts": lengths, "budgets": shares, "executors": named, "rounds": rounds}
+    options = {"contexts": lengths, "budgets": shares, "executors": named}
+    options |= {"runs": counts, "rounds": rounds}
 
-    found = sweep(opened, ids, lengths, shares, named, rounds=rounds)
+    found = sweep(opened, ids, lengths, shares, named, runs=counts, rounds=rounds)
     _measure("executor", out, opened, model, options, found, json)
 
 
@@ -212,19 +218,18 @@ def _finish(run: Run) -> dict[str, Any]:
     from kvedit.bench.evidence import summarise_precision
     from kvedit.bench.executor import summarise_executor
     from kvedit.bench.numerics import summarise_numerics
-    from kvedit.bench.report import evidence_html, html, numerics_html
+    from kvedit.bench.report import evidence_html, executor_html, numerics_html
 
     records, bench = run.records(), run.config["bench"]
     if not records:
         raise KveditError("The run has no records.", "Run it first, or ask for more.")
     found: dict[str, Any]
     if bench == "executor":
-        found, page = {"shapes": summarise_executor(records)}, html
+        found, page = {"shapes": summarise_executor(records)}, executor_html
     elif bench == "numerics":
         found, page = {"paths": summarise_numerics(records)}, numerics_html
     else:
         found, page = {"datasets": summarise_precision(records)}, evidence_html
     summary = {"schema_version": 1, **found}
-    shown = [{**record, "seconds": record.get("refresh_s")} for record in records]
-    run.write(summary, page(run.config, shown, summary))
+    run.write(summary, page(run.config, records, summary))
     return summary
