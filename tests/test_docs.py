@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = "".join(
     f"{number}. The fees are paid in {number} days. One code is {number * 37}.\n" for number in range(14)
 )
-DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def read(name: str) -> str:
@@ -61,10 +61,16 @@ def test_the_page_of_commands_is_what_the_commands_say() -> None:
     assert generate.page() == read("docs/cli.md"), "run: python docs/generate.py"
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_within_the_docs_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+    links = re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8"))
+    for target, anchor in links:
+        found = page.parent / target if target else page
+        assert found.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+            assert anchor in slugs, f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("words", commands())
