@@ -250,7 +250,7 @@ def test_the_worked_example_of_a_page_is_what_the_policy_does(
     monkeypatch.setattr(cachecraft, "_read", reads)
     evidence, policy = STAGES.get(name, scene)(), SMALL.get(name) or policy_named(name)
     scores, example = policy.score(evidence), section(name, "Worked example")
-    checked = 0
+    checked, prose = 0, " ".join(example.split())
     for head, body in re.findall(r"^\| (.*score) \|\n\|[-|]+\n((?:\|.*\n)+)", example, re.MULTILINE):
         found = {"row": scores.rows, "unit": scores.units}[head.split(" | ")[0]]
         for line in body.splitlines():
@@ -260,9 +260,9 @@ def test_the_worked_example_of_a_page_is_what_the_policy_does(
             digits = len(value.partition(".")[2])
             assert abs(found[int(told[0])] - float(value)) <= 0.5001 * 10.0**-digits, line
             checked += 1
-    bought = re.findall(r"B = (\d+) buys rows? (\d+(?:, \d+)*)", " ".join(example.split()))
+    bought = re.findall(r"B = (\d+) buys rows? (\d+(?:, \d+)*)", prose)
     assert checked >= 2
-    assert len(bought) == example.count(" buys ") > 0
+    assert len(bought) == prose.count(" buys ") > 0
     for budget, rows in bought:
         every = evidence.suffix
         support = select(scores, evidence.unit, every, every, int(budget), policy.rule)
