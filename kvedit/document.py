@@ -7,20 +7,15 @@ characters; knows nothing of tokens, models or files on disk.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from kvedit.encoding import FOUND, MARKS, codec, decode, read_bytes
 from kvedit.errors import UsageError
 
-_BOMS: tuple[tuple[bytes, str], ...] = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
 _RANGE = re.compile(r"(?P<first>\d{1,18})?(?P<dash>-)?(?P<last>\d{1,18})?", re.ASCII)
 
 
@@ -97,6 +92,12 @@ class Source:
     encoding: str = "utf-8"
     bom: bool = False
 
+    @property
+    def named(self) -> str | None:
+        """The encoding, where it has to be named to read such bytes again."""
+        found = self.encoding == "utf-8" or (self.bom and self.encoding in FOUND)
+        return None if found else self.encoding
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -119,24 +120,52 @@ class Document:
         object.__setattr__(self, "line_starts", tuple(starts))
 
     @classmethod
-    def read(cls, path: str | Path) -> Document:
+    def read(cls, path: str | Path, encoding: str | None = None) -> Document:
         """Read a file.
+
+        Args:
+            path: Of the file.
+            encoding: How its bytes are to be read; UTF-8, or what its byte order mark says, if not
+                given.
 
         Raises:
             UsageError: It cannot be read, or is no text.
         """
-        return cls.decode(read_bytes(path), str(Path(path).resolve()), str(path))
+        return cls.decode(read_bytes(path), str(Path(path).resolve()), str(path), encoding)
 
     @classmethod
-    def decode(cls, data: bytes, path: str, name: str) -> Document:
+    def decode(cls, data: bytes, path: str, name: str, encoding: str | None = None) -> Document:
         """Make a document of a file's bytes; `name` is what messages call it."""
-        text, encoding = decode(data, name)
-        return cls(text, Source(path, encoding, bom=len(data) > len(text.encode(encoding))))
+        text, found = decode(data, name, encoding)
+        return cls(text, Source(path, found, bom=len(data) > len(text.encode(found))))
 
     def encode(self) -> bytes:
-        """Give the text as bytes, in the encoding of its source and with its BOM."""
-        marks = {encoding: mark for mark, encoding in _BOMS} if self.source.bom else {}
-        return marks.get(self.source.encoding, b"") + self.text.encode(self.source.encoding)
+        """Give the text as bytes, in the encoding of its source and with its byte order mark.
+
+        Raises:
+            UsageError: It holds a character that this encoding has not.
+        """
+        encoding = self.source.encoding
+        try:
+            return (MARKS[encoding] if self.source.bom else b"") + self.text.encode(encoding)
+        except UnicodeEncodeError as error:
+            line = self.text.count("\n", 0, error.start) + 1
+            raise UsageError(
+                f"Line {line} holds '{self.text[error.start]}', which {encoding} cannot write.",
+                "Edit that line, or write another encoding: `kvedit export --encoding utf-8`.",
+            ) from None
+
+    def recoded(self, encoding: str) -> Document:
+        """Give this document as one that is written in another encoding.
+
+        `utf-8-sig`, `utf-16` and `utf-32` are written with a byte order mark, other names without.
+
+        Raises:
+            UsageError: There is no such encoding.
+        """
+        name = codec(encoding)
+        marked = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
+        return Document(self.text, Source(self.source.path, marked.get(name, name), name in marked))
 
     @property
     def line_count(self) -> int:
@@ -201,49 +230,3 @@ def kept_spans(edits: Sequence[Edit], length: int) -> list[tuple[int, int, int]]
         new += len(edit.text)
         old = edit.stop
     return spans
-
-
-def read_bytes(path: str | Path) -> bytes:
-    """Read a user's file; raises `UsageError` when it cannot be read."""
-    try:
-        return Path(path).read_bytes()
-    except IsADirectoryError:
-        raise UsageError(f"{path} is a folder.", "Give one text file.") from None
-    except (OSError, ValueError) as error:  # a NUL in a path is a ValueError
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{path} cannot be read: {reason}.", "Check the path and its permissions.") from None
-
-
-def decode(data: bytes, name: str) -> tuple[str, str]:
-    """Decode a file's bytes strictly; give the text without its BOM, and the encoding.
-
-    UTF-8 is the rule; a BOM may say UTF-16.
-
-    Args:
-        data: The whole file.
-        name: What to call the file in messages.
-
-    Raises:
-        UsageError: The file is empty, binary, or not in the encoding it should be in.
-    """
-    encoding, start = "utf-8", 0
-    for mark, named in _BOMS:
-        if data.startswith(mark):
-            encoding, start = named, len(mark)
-            break
-    if len(data) == start:
-        raise UsageError(f"{name} is empty.", "Give a file that holds some text.")
-    # In UTF-16 a zero byte is half of a letter, but no text holds a zero character.
-    zero = data.find(b"\0" if encoding == "utf-8" else b"\0\0", start)
-    if zero >= 0 and (encoding == "utf-8" or (zero - start) % 2 == 0):
-        raise UsageError(
-            f"{name} looks like a binary file: byte {zero} is zero.",
-            "Give a text file in UTF-8, or convert it to text first.",
-        )
-    try:
-        return data[start:].decode(encoding), encoding
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{name} is not valid {encoding.upper()}: byte {start + error.start} cannot be read.",
-            "Convert it first, for example with `iconv -f LATIN1 -t UTF-8`.",
-        ) from None

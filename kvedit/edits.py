@@ -29,8 +29,9 @@ def insertion(document: Document, after: int, text: str, *, exact: bool = False)
         exact: Take the characters as they are, without a line ending of their own.
 
     Raises:
-        UsageError: There is no such line, or no text.
+        UsageError: There is no such line, no text, or a zero character in it.
     """
+    _check(text)
     at = _end_of_line(document, after)
     if not exact:
         newline = document.newline
@@ -53,8 +54,9 @@ def replacement(document: Document, lines: LineRange, text: str, *, exact: bool 
         exact: Take the characters as they are, without a line ending of their own.
 
     Raises:
-        UsageError: The range lies outside the document.
+        UsageError: The range lies outside the document, or the text holds a zero character.
     """
+    _check(text)
     start, stop = document.characters(*lines.resolve(document.line_count))
     if not exact:
         newline = document.newline
@@ -210,6 +212,12 @@ def _is_open(document: Document) -> bool:
 
 def _ending(text: str) -> str:
     return "\r\n" if text.endswith("\r\n") else "\n" if text.endswith("\n") else ""
+
+
+def _check(text: str) -> None:
+    """Refuse what no file of text could hold."""
+    if "\0" in text:
+        raise UsageError("The new text holds a zero character, which no text file does.", "Leave it out.")
 
 
 def _with_endings(text: str, newline: str) -> str:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvedit.document import Document
 from kvedit.errors import SessionError
 from kvedit.model import CHUNK_ROWS, Model
-from kvedit.prompt import check_context
+from kvedit.prompt import check_context, encode_body
 from kvedit.refresh import prefill_
 from kvedit.rows import MISSING, RowTable
 from kvedit.store import Entry, Journal, JournalRecord, Manifest, ModelRecord, Revision, Store
@@ -35,9 +35,8 @@ def prefill_document(
     """Prefill a document into `store`; see `Session.load`. What a failed load wrote is removed again."""
     model.check()
     prompt = model.layout(system)
-    ids = np.concatenate(
-        [np.array(prompt.head_ids, dtype=np.int64), model.tokenizer.encode_text(document.text).ids]
-    )
+    body = encode_body(model.tokenizer, document.text, model.context_length)
+    ids = np.concatenate([np.array(prompt.head_ids, dtype=np.int64), body.ids])
     shortest = len(prompt.question_ids(model.tokenizer, "")) + 1
     check_context(len(ids), shortest, "the shortest question", model.context_length)
     _remove_orphans(store)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kvedit.document import Document, Edit, Source
 from kvedit.errors import SessionError
-from kvedit.prompt import Prompt, check_context
+from kvedit.prompt import Prompt, check_context, encode_body
 from kvedit.rows import RowTable
 from kvedit.store import Entry, Journal, Manifest, Revision, Store
 from kvedit.timing import now
@@ -213,10 +213,11 @@ class Present:
             ContextError: The text would not fit the model's context.
         """
         document = self.document.apply(edits)
-        tokens = self.tokenizer.encode_text(document.text)
+        context = self.manifest.model.context_length
+        tokens = encode_body(self.tokenizer, document.text, context)
         head, turns = len(self.manifest.head_ids), self.revision.turns
         shortest = len(self.prompt.question_ids(self.tokenizer, "")) + 1
-        total, context = head + len(tokens) + len(turns), self.manifest.model.context_length
+        total = head + len(tokens) + len(turns)
         if total > len(self.rows):  # what makes room is right, though a conversation has left none
             check_context(total, shortest, "the shortest question", context)
         splice = Splice.align(self.tokens, tokens, edits, len(self.document.text))

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kvedit.errors import ContextError
 from kvedit.tokenizer import Tokenizer
+from kvedit.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,28 @@ class Prompt:
             ],
             dtype=np.int64,
         )
+
+
+_LONG = 16  # characters a token: no document that fits has more, but for one of blanks
+
+
+def encode_body(tokenizer: Tokenizer, text: str, context_length: int) -> Tokens:
+    """Encode a document. One that is far too long is refused by its start, without encoding all of it.
+
+    Raises:
+        ContextError: Says how many tokens that start has.
+    """
+    start = _LONG * context_length
+    while start < len(text):
+        tokens = len(tokenizer.encode_text(text[:start]))
+        if tokens > 2 * context_length:  # where a text is cut changes the ids at its end only
+            raise ContextError(
+                f"The first {start} of the document's {len(text)} characters are {tokens} tokens already, "
+                f"and the model's context holds {context_length}.",
+                "Shorten the document, or choose a model with a longer context.",
+            )
+        start *= 4
+    return tokenizer.encode_text(text)
 
 
 def check_context(tokens: int, more: int, what: str, context_length: int) -> None:

@@ -7,7 +7,7 @@ import shlex
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from kvedit.document import Document, Edit
+from kvedit.document import Document, Edit, Source
 from kvedit.edits import escape
 from kvedit.store import Entry, Manifest
 
@@ -26,11 +26,13 @@ def script(manifest: Manifest, past: Sequence[Entry], texts: Iterable[str]) -> s
     before = next(texts)
     digest = hashlib.sha256(before.encode()).hexdigest()
     lines = [f"# The text of the document had the SHA-256 {digest}."]
-    source = manifest.source
+    source, encoding = manifest.source, Source("", manifest.encoding, manifest.bom).named
     if source == "-" or past[0].command != "load":
-        source = "document.txt"
+        source, encoding = "document.txt", None
         lines.append(f"# It is not a file's: write that text to {source} first.")
     words = ["load", source, "--model", manifest.model.name]
+    if encoding is not None:
+        words += ["--encoding", encoding]
     if manifest.system is not None:
         words += ["--system", manifest.system]
     for option, value in (("--device", manifest.model.device), ("--dtype", manifest.model.dtype)):

@@ -209,7 +209,7 @@ class Session(Present):
                 "The session was loaded from standard input, not from a file.",
                 "Use `kvedit edit`, or load a file.",
             )
-        return Document.read(path)
+        return Document.read(path, self.document.source.named)
 
     def undo(self, count: int = 1) -> Change:
         """Take back edits: the text and the rows are again as they were. Nothing is computed.

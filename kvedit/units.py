@@ -17,9 +17,11 @@ IntArray = npt.NDArray[np.int64]
 UNIT_CAP = 64
 """Tokens in a unit at most; a longer sentence is cut into equal pieces."""
 
-# A sentence ends at its stop, with closing quotes or brackets, before a space; a line always
-# ends. White space after a sentence opens the next one, as byte-level tokens have it.
-_BOUNDARY = re.compile(r"""(?<=[.!?。！？])["'”’)\]]*(?=[ \t])|[。！？]|\n\s*""")
+# A sentence ends at its stop, with closing quotes or brackets, before a space; in a script that
+# puts no space there, at the stop and what closes after it. A line always ends. White space after
+# a sentence opens the next one, as byte-level tokens have it.
+_CLOSING = """"'”’»)\\]」』）〕】》〉"""
+_BOUNDARY = re.compile(rf"(?<=[.!?؟۔।])[{_CLOSING}]*(?=[ \t])|[。！？｡]+[{_CLOSING}]*|\n\s*")
 
 
 def unit_starts(text: str) -> IntArray:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvedit.document import Document, Edit, LineRange, decode, kept_spans
+from kvedit.document import Document, Edit, LineRange, kept_spans
+from kvedit.encoding import decode
 from kvedit.errors import UsageError
 
 steady = settings(derandomize=True, deadline=None, max_examples=150)

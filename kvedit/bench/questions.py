@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvedit.bench.scoring import DATASETS, holds
-from kvedit.document import decode, read_bytes
+from kvedit.encoding import decode, read_bytes
 from kvedit.errors import UsageError
 
 _IIRC_PASSAGES = 8

@@ -29,6 +29,18 @@ POLICY_NAMES = (
 )
 """Spelled out, since importing the policies imports torch; a test compares these and the next ones."""
 MODEL_NAMES = ("smollm2-135m",)
+ENCODING_NAMES = (
+    "utf-8",
+    "utf-16",
+    "utf-16-le",
+    "utf-16-be",
+    "cp1252",
+    "latin-1",
+    "cp932",
+    "gb18030",
+    "big5",
+)
+"""Some, for completion; any name that Python knows will do."""
 DEFAULT_POLICY = "sur-seam"
 RULE_NAMES = ("rows", "window", "units")
 EXECUTOR_NAMES = ("auto", "packed", "interval", "direct", "custom")
@@ -193,6 +205,14 @@ ModelPlace = Annotated[
         metavar="NAME",
         help="The session's model, at another place.",
         autocompletion=one_of(MODEL_NAMES),
+    ),
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Of FILE or standard input: cp1252, utf-16-le, ... Default: UTF-8, or as its BOM says.",
+        autocompletion=one_of(ENCODING_NAMES),
     ),
 ]
 Continue = Annotated[bool, typer.Option("--continue", "-c", help="See the conversation, and go on with it.")]

@@ -275,7 +275,7 @@ def _run(
         render.say(f"Interrupted with {kept} done. Run the same command again to go on.")
         raise typer.Exit(130) from None
     for why in skipped:
-        render.say(f"Left out: {why}")
+        render.say(render.one_line(f"Left out: {why}"))
     summary = run.finish()
     here.give(
         {"folder": str(run.folder), "left_out": len(skipped), **summary},

@@ -8,6 +8,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from difflib import unified_diff
 from pathlib import Path
@@ -16,7 +18,17 @@ from typing import Annotated
 import typer
 
 from kvedit.cli import render
-from kvedit.cli.base import MODEL_NAMES, Json, SessionName, app, check_one_of, one_of, report_change
+from kvedit.cli.base import (
+    ENCODING_NAMES,
+    MODEL_NAMES,
+    Encoding,
+    Json,
+    SessionName,
+    app,
+    check_one_of,
+    one_of,
+    report_change,
+)
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
 
@@ -40,6 +52,7 @@ def load(
     session: Annotated[
         str | None, typer.Option("--session", "-s", metavar="NAME", help="Name it; else after the file.")
     ] = None,
+    encoding: Encoding = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System text of the prompt.")] = None,
     device: Annotated[
         str,
@@ -60,7 +73,7 @@ def load(
     from kvedit.session import Session
     from kvedit.timing import Timings
 
-    document, timings = here.document(file), Timings()
+    document, timings = here.document(file, encoding), Timings()
     with render.loading() as (report, progress):
         opened = Session.load(
             document,
@@ -126,6 +139,14 @@ def export(
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="File to write; else stdout.")
     ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Write it in another encoding; utf-8-sig and utf-16 have a byte order mark.",
+            autocompletion=one_of(ENCODING_NAMES),
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     session: SessionName = None,
     json: Json = False,
@@ -133,12 +154,13 @@ def export(
     """Write the document as it is now: encoding, line endings and byte order mark as they came."""
     from kvedit.files import replace_file
 
-    opened = here.session(session)
-    data, encoding = opened.export(), opened.manifest.encoding
-    record = {"file": output, "size_bytes": len(data), "encoding": encoding, "bom": opened.manifest.bom}
+    document = here.session(session).document
+    document = document if encoding is None else document.recoded(encoding)
+    data, source = document.encode(), document.source
+    record = {"file": output, "size_bytes": len(data), "encoding": source.encoding, "bom": source.bom}
     if output is None or output == "-":
-        text = opened.document.text
-        here.give({**record, "file": None, "text": text}, json, lambda: render.out_bytes(data))
+        text = document.text
+        here.give({**record, "file": None, "text": text}, json, lambda: render.out_bytes(data, text))
         return
     path = here.path(output)
     if path.exists() and not force:
@@ -146,7 +168,9 @@ def export(
     if not path.parent.is_dir():
         raise UsageError(f"There is no folder {path.parent}.", "Make it first, or give another name.")
     replace_file(path, data)
-    here.give(record, json, lambda: render.say(f"Wrote {render.size(len(data))} to {output}."))
+    here.give(
+        record, json, lambda: render.say(render.one_line(f"Wrote {render.size(len(data))} to {output}."))
+    )
 
 
 @app.command(epilog="Example: kvedit diff")
@@ -165,7 +189,8 @@ def diff(
         new, names = opened.source_document().text, ("session", opened.manifest.source)
     else:
         old, names = opened.text_of(revision), (f"revision {revision}", "session")
-    lines = list(unified_diff(old.split("\n"), new.split("\n"), *names, lineterm=""))
+    left, right = map(render.one_line, names)  # a line each, whatever they hold
+    lines = list(unified_diff(old.split("\n"), new.split("\n"), left, right, lineterm=""))
 
     def human() -> None:
         for line in lines:
@@ -199,47 +224,59 @@ def edit(
     first, last = asked.resolve(document.line_count) if lines or document.line_count else (0, 0)
     start, stop = document.characters(first, last) if document.line_count else (0, 0)
     before = document.text
-    new = _edited(before[start:stop], Path(opened.manifest.source).suffix or ".txt")
-    # Another process may have edited meanwhile; its text is not the one that was in the editor.
-    opened.update()
-    if opened.document.text != before:
-        raise KveditError(
-            "The session was edited by another process while the editor was open.",
-            "Run `kvedit edit` again; nothing was changed.",
-        )
-    report_change(opened.rewrite(before[:start] + new + before[stop:], "edit"), json)
+    with _in_editor(before[start:stop], Path(opened.manifest.source).suffix) as new:
+        # Another process may have edited meanwhile; its text is not the one that was in the editor.
+        opened.update()
+        if opened.document.text != before:
+            raise KveditError(
+                "The session was edited by another process while the editor was open.",
+                "Run `kvedit edit` again; nothing was changed.",
+            )
+        report_change(opened.rewrite(before[:start] + new + before[stop:], "edit"), json)
 
 
-def _edited(text: str, suffix: str) -> str:
-    """Let the user change a text in their editor.
+@contextmanager
+def _in_editor(text: str, suffix: str) -> Iterator[str]:
+    """Let the user change a text in their editor. What they wrote stays in its file if the block fails.
 
     Raises:
         KveditError: The editor is missing or failed.
         UsageError: What it left is no text.
     """
-    from kvedit.document import decode
+    from kvedit.encoding import decode
 
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    handle, name = tempfile.mkstemp(prefix="kvedit-", suffix=suffix)
-    path = Path(name)
+    handle, name = tempfile.mkstemp(prefix="kvedit-", suffix=suffix if suffix[1:].isalnum() else ".txt")
+    path, kept = Path(name), False
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(text.encode())
-        try:
-            done = subprocess.run([*shlex.split(editor), name], check=False, stdout=_terminal())
-        except (OSError, ValueError) as error:
-            raise KveditError(
-                f"The editor '{editor}' cannot be started: {error}.", "Set VISUAL or EDITOR to one that can."
-            ) from None
-        if done.returncode:
-            raise KveditError(
-                f"The editor '{editor}' ended with code {done.returncode}; nothing was changed.",
-                "Run `kvedit edit` again.",
-            )
+        _edit_file(name)
         data = path.read_bytes()
-        return decode(data, "The edited text")[0] if data else ""
+        try:
+            yield decode(data, "The edited text")[0] if data else ""
+        except KveditError as error:
+            if data == text.encode():
+                raise
+            kept = True
+            raise type(error)(error.fact, f"{error.remedy} What you wrote is in {name}.") from None
     finally:
-        path.unlink(missing_ok=True)
+        if not kept:
+            path.unlink(missing_ok=True)
+
+
+def _edit_file(name: str) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        done = subprocess.run([*shlex.split(editor), name], check=False, stdout=_terminal())
+    except (OSError, ValueError) as error:
+        raise KveditError(
+            f"The editor '{editor}' cannot be started: {error}.", "Set VISUAL or EDITOR to one that can."
+        ) from None
+    if done.returncode:
+        raise KveditError(
+            f"The editor '{editor}' ended with code {done.returncode}; nothing was changed.",
+            "Run `kvedit edit` again.",
+        )
 
 
 def _terminal() -> int | None:

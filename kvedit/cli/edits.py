@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvedit.cli.base import Json, SessionName, app, report_change
+from kvedit.cli.base import Encoding, Json, SessionName, app, report_change
 from kvedit.cli.workspace import here
 from kvedit.errors import UsageError
 
@@ -31,12 +31,13 @@ def insert(
     after: After,
     text: Text = None,
     file: FromFile = None,
+    encoding: Encoding = None,
     exact: Exact = False,
     session: SessionName = None,
     json: Json = False,
 ) -> None:
     """Insert lines after a line."""
-    new, exact = _new_text(text, file, exact)
+    new, exact = _new_text(text, file, encoding, exact)
     report_change(here.session(session).insert(new, after=after, exact=exact), json)
 
 
@@ -44,12 +45,13 @@ def insert(
 def append(
     text: Text = None,
     file: FromFile = None,
+    encoding: Encoding = None,
     exact: Exact = False,
     session: SessionName = None,
     json: Json = False,
 ) -> None:
     """Insert lines after the last one."""
-    new, exact = _new_text(text, file, exact)
+    new, exact = _new_text(text, file, encoding, exact)
     report_change(here.session(session).append(new, exact=exact), json)
 
 
@@ -58,12 +60,13 @@ def replace(
     lines: Lines,
     text: Text = None,
     file: FromFile = None,
+    encoding: Encoding = None,
     exact: Exact = False,
     session: SessionName = None,
     json: Json = False,
 ) -> None:
     """Put other lines in the place of some."""
-    new, exact = _new_text(text, file, exact)
+    new, exact = _new_text(text, file, encoding, exact)
     report_change(here.session(session).replace(lines, new, exact=exact), json)
 
 
@@ -90,7 +93,7 @@ def move(lines: Lines, after: After, session: SessionName = None, json: Json = F
     report_change(here.session(session).move(lines, after=after), json)
 
 
-def _new_text(text: str | None, file: str | None, exact: bool) -> tuple[str, bool]:
+def _new_text(text: str | None, file: str | None, encoding: str | None, exact: bool) -> tuple[str, bool]:
     """Take a new text from where it was given."""
     from kvedit.edits import unescape
 
@@ -100,6 +103,8 @@ def _new_text(text: str | None, file: str | None, exact: bool) -> tuple[str, boo
             "Give a TEXT, --file FILE, or - for standard input.",
         )
     if file is not None or text == "-":
-        return here.document(file or "-").text, exact
+        return here.document(file or "-", encoding).text, exact
     assert text is not None
+    if encoding is not None:
+        raise UsageError("--encoding is for a file, and TEXT is none.", "Leave it out, or give --file FILE.")
     return (unescape(text), True) if exact else (text, False)

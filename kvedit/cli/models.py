@@ -31,9 +31,9 @@ def models_list(json: Json = False) -> None:
 
     def human() -> None:
         for model in known:
-            render.out(f"{model['name']}  {model['about']}")
+            render.out(render.one_line(f"{model['name']}  {model['about']}"))
             missing = f"not here yet; `kvedit models pull {model['name']}` gets it"
-            render.out(f"  {model['directory'] or missing}")
+            render.out(render.one_line(f"  {model['directory'] or missing}"))
 
     here.give({"models": known}, json, human)
 
@@ -54,5 +54,5 @@ def models_pull(
     here.give(
         {"name": name, "directory": str(directory)},
         json,
-        lambda: render.say(f"The model {name} is in {directory}."),
+        lambda: render.say(render.one_line(f"The model {name} is in {directory}.")),
     )

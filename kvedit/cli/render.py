@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,6 +38,38 @@ PHASES = {
 }
 
 
+# A text of the user's, of a model or of the file system is data here. A terminal sees what could
+# steer it as marks; a pipe gets it as it is. Tables and errors are for people and take one line a
+# text, so they have marks everywhere; JSON has texts as they are.
+_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but tab and line feed, and what reorders the characters around it."""
+
+
+def visible(text: str) -> str:
+    """Show what could steer a terminal as marks, one column each."""
+    return _STEERS.sub(_mark, text)
+
+
+def _mark(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
+
+
+def one_line(text: str) -> str:
+    """Show a text on one line, with marks for line feeds, too."""
+    return visible(text).replace("\n", "\u240a").replace("\t", " ")
+
+
+def cell(text: str) -> Text:
+    """Make a cell or a title of a table of a text, which is no markup."""
+    return Text(one_line(text))
+
+
+def is_watched(stream: TextIO) -> bool:
+    """Whether a person looks at a stream as it is written. FORCE_COLOR alone makes no terminal."""
+    return stream.isatty()
+
+
 def console() -> Console:
     """A console on stderr; made anew, so that it sees the stream and the variables of now."""
     return plain_or_not(sys.stderr)
@@ -54,35 +87,22 @@ def plain_or_not(stream: TextIO) -> Console:
 
 
 def say(text: str) -> None:
-    """Print a line for the user on stderr; a terminal gets it wrapped between words."""
-    screen = console()
-    screen.print(text, soft_wrap=not screen.is_terminal)
+    """Print a message for the user on stderr; a terminal gets it wrapped between words."""
+    console().print(visible(text), soft_wrap=not is_watched(sys.stderr))
 
 
 def out(text: str, end: str = "\n") -> None:
-    """Print on stdout what was asked for. A terminal sees control characters as marks."""
-    if sys.stdout.isatty():
+    """Print on stdout what was asked for."""
+    if is_watched(sys.stdout):
         text = visible(text)
     sys.stdout.write(text + end)
     sys.stdout.flush()
 
 
-def visible(text: str) -> str:
-    """Show control characters as marks, so that a text cannot steer the terminal."""
-    return "".join(mark if (mark := _mark(char)) else char for char in text)
-
-
-def _mark(char: str) -> str:
-    """Give what stands for a character that would steer the terminal."""
-    if char in "\n\t" or (char >= " " and not "\x7f" <= char <= "\x9f"):
-        return ""
-    return chr(0x2400 + ord(char)) if char < " " else "\ufffd"
-
-
-def out_bytes(data: bytes) -> None:
-    """Write a document's bytes to stdout as they are; a terminal gets them as text."""
-    if sys.stdout.isatty():
-        out(data.decode("utf-8", errors="replace"), end="")
+def out_bytes(data: bytes, text: str) -> None:
+    """Write a document's bytes to stdout as they are; a terminal gets its text."""
+    if is_watched(sys.stdout):
+        out(text, end="")
         return
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
@@ -110,35 +130,35 @@ def show_error(error: KveditError, *, as_json: bool) -> None:
     if as_json:
         parts = {"kind": error.kind, "fact": error.fact, "remedy": error.remedy, "exit_code": error.exit_code}
         out_json({"error": parts})
-    say(f"Error: {error.fact}\n{error.remedy}")
+    say(f"Error: {one_line(error.fact)}\n{one_line(error.remedy)}")
 
 
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
     """Show that something goes on; the block may change the text. A line each where no terminal is."""
-    screen = console()
-    if not screen.is_terminal:
-        yield lambda doing: screen.print(f"{doing} ...", soft_wrap=True)
+    if not is_watched(sys.stderr):
+        yield lambda doing: say(f"{one_line(doing)} ...")
         return
-    status = screen.status(text)
+    screen = console()
+    status = screen.status(cell(text))
     with _shown(status, screen):
-        yield status.update
+        yield lambda doing: status.update(cell(doing))
 
 
 @contextmanager
 def repairing() -> Iterator[Callable[[str], None]]:
     """Show which phase of an answer goes on, until its text begins."""
-    screen = console()
-    if not screen.is_terminal:
+    if not is_watched(sys.stderr):
         yield lambda phase: None
         return
-    status = screen.status("shift")
+    screen = console()
+    status = screen.status(cell("shift"))
 
     def on_phase(phase: str) -> None:
         if phase in ("decode", "save"):
             status.stop()
         else:
-            status.update(PHASES[phase])
+            status.update(cell(PHASES[phase]))
 
     with _shown(status, screen):
         yield on_phase
@@ -162,7 +182,7 @@ def loading() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None
 def counting(noun: str) -> Iterator[Callable[[int], None]]:
     """Show how many there are so far, where the end is not known."""
     with working(f"0 {noun}") as say_it:
-        yield lambda number: say_it(f"{number:,} {noun}") if console().is_terminal else None
+        yield lambda number: say_it(f"{number:,} {noun}") if is_watched(sys.stderr) else None
 
 
 @contextmanager
@@ -171,14 +191,14 @@ def progressing(label: str, unit: str = "tokens") -> Iterator[Callable[[int, int
     screen = console()
     columns = (
         SpinnerColumn(),
-        TextColumn(label),
+        TextColumn(label, markup=False),
         BarColumn(bar_width=24),
         TaskProgressColumn(),
-        TextColumn(f"{{task.completed}}/{{task.total}} {unit}"),
-        TextColumn("{task.fields[speed]}"),
+        TextColumn(f"{{task.completed}}/{{task.total}} {unit}", markup=False),
+        TextColumn("{task.fields[speed]}", markup=False),
         TimeRemainingColumn(),
     )
-    progress = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
+    progress = Progress(*columns, console=screen, transient=True, disable=not is_watched(sys.stderr))
     with _shown(progress, screen):
         task = progress.add_task(label, total=None, speed="")
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,9 +18,6 @@ from kvedit.cli.terminal import Abandoned, line_reader
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, SessionError, UsageError
 from kvedit.timing import clock
-
-if TYPE_CHECKING:
-    pass
 
 _TWICE_S = 1.0
 _LATER_S = 0.05
@@ -134,7 +130,7 @@ class _Repl:
                 self._opening = False
                 here.ready(session)
             except SessionError as error:
-                render.say(f"{error.fact}\n{error.remedy}")
+                render.say(f"{render.one_line(error.fact)}\n{render.one_line(error.remedy)}")
             except KveditError as error:
                 render.show_error(error, as_json=False)
             finally:

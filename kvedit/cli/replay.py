@@ -128,7 +128,7 @@ class _Run:
             _dump(self._output, {**record, "found": problem})
         if problem is None:
             return 0
-        render.say(f"Line {number}: expected {what}, and {problem}.")
+        render.say(render.one_line(f"Line {number}: expected {what}, and {problem}."))
         return 1
 
     def _write(self, number: int, text: str, seconds: float) -> None:

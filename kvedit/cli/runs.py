@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from rich.live import Live
 from rich.table import Table
 
-from kvedit.cli.render import console, count, say, seconds
+from kvedit.cli.render import cell, console, count, is_watched, one_line, say, seconds
 from kvedit.timing import clock
 
 _EVERY_S = 10.0  # between two lines where there is no terminal
@@ -27,7 +28,7 @@ def live_run(arms: Sequence[str], total: int) -> Iterator[Callable[[int, dict[st
         spent = clock() - start
         return f"{done} of {count(total, 'case')}, about {seconds(spent / done * (total - done))} left"
 
-    if not screen.is_terminal:
+    if not is_watched(sys.stderr):
 
         def tell(done: int, record: dict[str, Any]) -> None:
             nonlocal said
@@ -54,10 +55,10 @@ def _table(title: str) -> Table:
 
 
 def _columns(title: str, headings: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    table = Table(box=None, pad_edge=False, header_style="bold", title=cell(title), title_justify="left")
     table.add_column("arm")
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(cell(heading), justify="right")
     return table
 
 
@@ -87,7 +88,7 @@ def show_run(summary: dict[str, Any], folder: Path) -> None:
                 seconds(arm["latency_s"]),
             )
         console().print(table)
-    say(f"The report is {folder / 'report.html'}.")
+    say(one_line(f"The report is {folder / 'report.html'}."))
 
 
 def show_comparison(found: dict[str, Any]) -> None:
@@ -147,7 +148,7 @@ def show_executor(summary: dict[str, Any], config: dict[str, Any], folder: Path)
             f"At most {best:.1f} x faster than interval on {machine}; "
             "the paper reports up to 16.1 x for Qwen3-8B on one H100."
         )
-    say(f"The report is {folder / 'report.html'}.")
+    say(one_line(f"The report is {folder / 'report.html'}."))
 
 
 def show_numerics(summary: dict[str, Any], config: dict[str, Any], folder: Path) -> None:
@@ -164,7 +165,7 @@ def show_numerics(summary: dict[str, Any], config: dict[str, Any], folder: Path)
             f"{100 * path['sequence_disagreement']:.0f}%",
         )
     console().print(table)
-    say(f"The report is {folder / 'report.html'}.")
+    say(one_line(f"The report is {folder / 'report.html'}."))
 
 
 def show_evidence(summary: dict[str, Any], config: dict[str, Any], folder: Path) -> None:
@@ -176,7 +177,7 @@ def show_evidence(summary: dict[str, Any], config: dict[str, Any], folder: Path)
         found = [part["arms"].get(arm) for part in sets.values()]
         table.add_row(arm, *("" if item is None else f"{item['value']:.2f}" for item in found))
     console().print(table)
-    say(f"The report is {folder / 'report.html'}.")
+    say(one_line(f"The report is {folder / 'report.html'}."))
 
 
 SHOW = {"executor": show_executor, "numerics": show_numerics, "evidence": show_evidence}

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 from rich.table import Table
-from rich.text import Text
 
-from kvedit.cli.render import PHASES, console, count, out, plain_or_not, say, seconds, size, visible
+from kvedit.cli.render import PHASES, cell, console, count, one_line, out, plain_or_not, say, seconds, size
 
 if TYPE_CHECKING:
     from kvedit.document import Document
@@ -101,7 +100,7 @@ def show_status(status: Status) -> None:
     if status.undone:
         rows.append(("undone", f"{count(status.undone, 'edit')} to redo"))
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(name, cell(value))
     plain_or_not(sys.stdout).print(table)
 
 
@@ -119,7 +118,7 @@ def show_log(entries: Sequence[Entry], present: int) -> None:
         counts = (f"{number:,}" for number in (entry.lines, entry.tokens, entry.stale))
         when = entry.created[:19].replace("T", " ")
         here = "*" if entry.number == present else ""
-        table.add_row(here, str(entry.number), when, *counts, Text(visible(entry.command)))
+        table.add_row(here, str(entry.number), when, *counts, cell(entry.command))
     screen.print(table)
 
 
@@ -138,21 +137,21 @@ def show_sessions(found: Sequence[Overview]) -> None:
     for item in found:
         here = "*" if item.current else ""
         if item.damage:
-            table.add_row(here, item.name, "damaged", "", "", size(item.size_bytes), "")
+            table.add_row(here, cell(item.name), "damaged", "", "", size(item.size_bytes), "")
             continue
         stale = f"{100 * (item.stale + item.missing) / max(item.tokens, 1):.1f}%"
         counts = (f"{item.lines:,}", f"{item.tokens:,}", stale, size(item.size_bytes))
-        table.add_row(here, item.name, *counts, item.created[:16].replace("T", " "))
+        table.add_row(here, cell(item.name), *counts, item.created[:16].replace("T", " "))
     screen.print(table)
     for item in found:
         if item.damage:
-            say(f"{item.name}: {item.damage}")
+            say(one_line(f"{item.name}: {item.damage}"))
 
 
 def show_findings(session: Present, findings: Sequence[str]) -> None:
     """Print what a check found."""
     for finding in findings:
-        out(finding)
+        out(one_line(finding))
     if findings:
         say("Load the document again with `kvedit load FILE --force`, or go back with `kvedit checkout`.")
         return
@@ -185,8 +184,8 @@ def show_explanation(found: Explanation, document: Document) -> None:
         lines = "chat" if not unit.first_line else str(unit.first_line)
         if unit.last_line > unit.first_line:
             lines += f"-{unit.last_line}"
-        spelled = Text(visible(" ".join(unit.text.split())))
-        table.add_row(f"{unit.score:.3f}", f"{unit.chosen}/{unit.tokens}", lines, spelled)
+        spelled = " ".join(unit.text.split())
+        table.add_row(f"{unit.score:.3f}", f"{unit.chosen}/{unit.tokens}", lines, cell(spelled))
     screen.print(table)
     if len(found.units) > 12:
         screen.print(f"and {count(len(found.units) - 12, 'unit')} more")

@@ -114,6 +114,7 @@ def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
     parts += ["chat"] * settings.chat
     parts += ["heal off"] * (not settings.heal)
     parts += [f"healing stopped: {healer.problem}"] * (healer.problem is not None)
+    parts = [render.one_line(part) for part in parts]
     width = prompt.app.output.get_size().columns - 1
     text = ""
     for part in parts:
@@ -144,7 +145,8 @@ def _history() -> History | None:
             raise ValueError("it holds a zero byte")
     except (OSError, ValueError) as error:
         render.say(
-            f"Warning: the history in {path} cannot be used ({error}); this run's is not remembered.\n"
+            f"Warning: the history in {render.one_line(str(path))} cannot be used "
+            f"({render.one_line(str(error))}); this run's is not remembered.\n"
             "Move the file away to begin a new one."
         )
         return None

@@ -118,13 +118,13 @@ class Workspace:
         else:
             show()
 
-    def document(self, file: str) -> Document:
+    def document(self, file: str, encoding: str | None = None) -> Document:
         """Read a user's file, or standard input for `-`."""
         from kvedit.document import Document
 
         if file == "-":
-            return Document.decode(sys.stdin.buffer.read(), "-", "Standard input")
-        return Document.read(self.path(file))
+            return Document.decode(sys.stdin.buffer.read(), "-", "Standard input", encoding)
+        return Document.read(self.path(file), encoding)
 
     def path(self, file: str) -> Path:
         """Give the path that a command names."""

@@ -1,0 +1,120 @@
+"""The bytes of a user's text file as text, strictly: what is read can be written back byte for byte.
+
+Knows bytes and characters; knows nothing of lines, tokens or sessions.
+"""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+from kvedit.errors import UsageError
+
+MARKS = {
+    "utf-8": codecs.BOM_UTF8,
+    "utf-16-le": codecs.BOM_UTF16_LE,
+    "utf-16-be": codecs.BOM_UTF16_BE,
+    "utf-32-le": codecs.BOM_UTF32_LE,
+    "utf-32-be": codecs.BOM_UTF32_BE,
+}
+FOUND = ("utf-8", "utf-16-le", "utf-16-be")
+"""What a byte order mark alone may say; UTF-32 must be named, since its mark can also be UTF-16."""
+_NAME_IT = (
+    "Say how it is encoded with --encoding, for example --encoding cp1252, "
+    "or convert it: `iconv -f CP1252 -t UTF-8`."
+)
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """Read a user's file; raises `UsageError` when it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder.", "Give one text file.") from None
+    except (OSError, ValueError) as error:  # a NUL in a path is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path} cannot be read: {reason}.", "Check the path and its permissions.") from None
+
+
+def decode(data: bytes, name: str, encoding: str | None = None) -> tuple[str, str]:
+    """Decode a file's bytes strictly; give the text without its BOM, and the encoding.
+
+    Nothing is replaced or left out: the text gives back the same bytes.
+
+    Args:
+        data: The whole file.
+        name: What to call the file in messages.
+        encoding: As Python names it. If not given, UTF-8 is the rule, and a BOM may say UTF-16.
+
+    Raises:
+        UsageError: The file is empty, binary, or not in the encoding it should be in; or there is
+            no such encoding.
+    """
+    found, start = _recognised(data, name, encoding)
+    if len(data) == start:
+        raise UsageError(f"{name} is empty.", "Give a file that holds some text.")
+    if found == "utf-8" and (zero := data.find(b"\0")) >= 0:
+        raise _binary(name, zero)
+    body = data[start:]
+    try:
+        text = body.decode(found)
+        back = text.encode(found)
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name} is not valid {found.upper()}: byte {start + error.start} cannot be read.", _NAME_IT
+        ) from None
+    except UnicodeError:  # as of Python's idna, which is not for files
+        raise _unknown(encoding or found) from None
+    if (place := text.find("\0")) >= 0:
+        raise _binary(name, start + len(text[:place].encode(found)))
+    if back != body:
+        same = next((at for at, (a, b) in enumerate(zip(back, body, strict=False)) if a != b), len(back))
+        raise UsageError(
+            f"{name} would not come back from {found.upper()} as it is: byte {start + same} would change.",
+            "Convert it to UTF-8 first, or give --encoding the exact name, such as cp932 for shift_jis.",
+        )
+    return text, found
+
+
+def _recognised(data: bytes, name: str, encoding: str | None) -> tuple[str, int]:
+    """Say which encoding bytes are in, and how many of them are a byte order mark."""
+    if encoding is None:
+        found = next((known for known in FOUND if data.startswith(MARKS[known])), None)
+        return (found, len(MARKS[found])) if found else ("utf-8", 0)
+    asked = codec(encoding)
+    if asked in ("utf-16", "utf-32"):
+        ends = [f"{asked}-le", f"{asked}-be"]
+        found = next((known for known in ends if data.startswith(MARKS[known])), None)
+        if found is None:
+            raise UsageError(
+                f"{name} has no byte order mark, which would say what kind of {asked.upper()} it is.",
+                f"Give --encoding {ends[0]} or {ends[1]}.",
+            )
+        return found, len(MARKS[found])
+    found = "utf-8" if asked == "utf-8-sig" else asked
+    mark = MARKS.get(found)
+    return found, len(mark) if mark and data.startswith(mark) else 0
+
+
+def codec(encoding: str) -> str:
+    """Give the name that Python has for an encoding."""
+    try:
+        name = codecs.lookup(encoding).name
+        " ".encode(name)  # not all of Python's codecs are for text
+        return name
+    except (LookupError, ValueError):  # a ValueError where no codec could have such a name
+        raise _unknown(encoding) from None
+
+
+def _unknown(encoding: str) -> UsageError:
+    return UsageError(
+        f"'{encoding}' is no encoding of text files.",
+        "Give a name such as utf-8, utf-16-le, cp1252, latin-1, cp932 or gb18030.",
+    )
+
+
+def _binary(name: str, zero: int) -> UsageError:
+    return UsageError(
+        f"{name} looks like a binary file: byte {zero} is zero.",
+        "Give a text file; UTF-16 without a byte order mark needs --encoding utf-16-le or utf-16-be.",
+    )
