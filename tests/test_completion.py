@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from prompt_toolkit.document import Document
 import kvedit.cli.app  # noqa: F401, without which there are no commands
 from kvedit.cli.base import POLICY_NAMES
 from kvedit.cli.completion import CommandCompleter
+from kvedit.cli.line import lines_of, words_of
 
 SHELL = "import sys; sys.argv = ['kvedit']; from kvedit.__main__ import main; main()"
 
@@ -31,6 +33,21 @@ def sessions(home: Path) -> Path:
         (home / name / "session.json").write_text("{}")
     Path("annex.md").write_text("Annex.")
     return home
+
+
+@pytest.mark.parametrize(
+    "name", ["my annex.md", "an'nex.md", "annex\nsessions remove contract --yes", "#annex"]
+)
+def test_a_file_name_of_any_characters_is_completed_as_one_word(home: Path, name: str) -> None:
+    (home.parent / name).mkdir()
+    (home.parent / name / "text.md").write_text("Annex.")
+    [line] = offered(f"load {name[:2]}" if name[2] != "'" else "load an")
+    assert lines_of(line) == [line]
+    assert words_of(line) == ["load", name]
+    [line] = offered(f"load {shlex.quote(name + '/')}")  # what stood there is replaced as a whole
+    assert words_of(line) == ["load", f"{name}/text.md"]
+    [item] = CommandCompleter().get_completions(Document("load ", 5), CompleteEvent())
+    assert "\n" not in item.display_text
 
 
 @pytest.mark.parametrize(

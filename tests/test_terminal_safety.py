@@ -25,7 +25,6 @@ from kvedit.cli.app import app
 from kvedit.cli.line import run_line
 from kvedit.cli.render import visible
 from kvedit.cli.workspace import here
-from kvedit.session import Session
 
 pty = pytest.importorskip("pty", reason="there are no pseudo-terminals on Windows")
 
@@ -142,11 +141,15 @@ def test_every_command_shows_a_hostile_document_as_data(
 ) -> None:
     for words in (["show"], ["export"], ["log", "--script"]):
         shown = check_tame(terminal.run(*words))
-        assert MARKUP in shown and ":smile:" in shown and "OVER" in shown
+        assert MARKUP in shown
+        assert ":smile:" in shown
+        assert "OVER" in shown
     assert visible(LINES[3]) in terminal.run("show", "--lines", "4")
     (original / NAME).write_text(TEXT.replace("item 3", f"item {HOSTILE} 3"), newline="")
     shown = check_tame(terminal.run("diff"))
-    assert shown.count(MARKUP) == 8 and "+3. " in shown and "-3. " in shown
+    assert shown.count(MARKUP) == 8
+    assert "+3. " in shown
+    assert "-3. " in shown
     (original / NAME).write_text(TEXT, newline="")
     for words in (
         ["status"],
@@ -271,7 +274,8 @@ def test_a_pipe_and_json_get_texts_as_they_are(hostile: Path, answers: None) -> 
         (["show", "--json"], lambda record: [record["lines"][0]["text"].removeprefix("1. ")[: len(HOSTILE)]]),
     ):
         done = piped(*words)
-        assert done.stdout.isascii() and not STEERS.search(done.stdout)
+        assert done.stdout.isascii()
+        assert not STEERS.search(done.stdout)
         assert set(find(json.loads(done.stdout))) == {HOSTILE}
     done = piped("load", NAME, "--json", code=2)
     assert json.loads(done.stdout)["error"]["fact"].startswith(f"{NAME} cannot be read")

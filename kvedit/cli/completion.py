@@ -11,6 +11,7 @@ from prompt_toolkit.document import Document
 
 from kvedit.cli.base import POLICY_NAMES
 from kvedit.cli.line import SETTINGS, commands
+from kvedit.cli.render import one_line
 
 _VALUES = {"policy": POLICY_NAMES, "budget": ("5%", "10%", "128t", "full", "default")}
 _FILES = ("file", "output", "script", "jsonl")
@@ -28,20 +29,20 @@ class CommandCompleter(Completer):
         before = document.text_before_cursor.lstrip()
         if before.startswith(("?", "#")):
             return
-        try:
-            words = shlex.split(before)
-        except ValueError:  # within quotation marks
+        words = _split(before)
+        if words is None:  # within quotation marks
             return
         typed = "" if not words or before[-1:].isspace() else words.pop()
+        written = _last_word(before, words) if typed else ""
         parameter = None
         for value in self._choices(words, typed):
             if isinstance(value, str):
-                yield Completion(value, start_position=-len(typed))
+                yield _completion(value, value, written)
             else:
                 parameter = value
         if parameter is not None:
-            rest = Document(typed, len(typed))
-            yield from self._paths.get_completions(rest, complete_event)
+            for found in self._paths.get_completions(Document(typed, len(typed)), complete_event):
+                yield _completion(typed + found.text, found.display_text, written)
 
     def _choices(self, words: list[str], typed: str) -> Iterable[Any]:
         """Give words that fit, or a parameter that is a path."""
@@ -83,6 +84,25 @@ class CommandCompleter(Completer):
             return
         context = command.make_context(command.name, [], resilient_parsing=True)
         yield from (item.value for item in parameter.shell_complete(context, typed))
+
+
+def _split(text: str) -> list[str] | None:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return None
+
+
+def _last_word(text: str, before: list[str]) -> str:
+    """Give the last word as it is written, quotation marks and all."""
+    starts = [at for at in range(len(text)) if at == 0 or text[at - 1].isspace()]
+    return text[next(at for at in starts if _split(text[:at]) == before) :].lstrip()
+
+
+def _completion(word: str, shown: str, written: str) -> Completion:
+    """Put a word in the place of what is written. A name of any characters stays one word."""
+    quoted = word if _split(word) == [word] else shlex.quote(word)
+    return Completion(quoted, start_position=-len(written), display=one_line(shown))
 
 
 def _starting(names: Iterable[str], typed: str) -> Iterable[str]:
