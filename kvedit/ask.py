@@ -148,8 +148,7 @@ class Asking:
     def tokens(self, question: str) -> Generator[Token, None, Answer]:
         """Answer, token by token; see `Session.ask`."""
         session, options, timings, rows = self.session, self.options, self.timings, self.rows
-        next_turn = options.chat and bool(session.revision.turns)
-        question_ids = session.prompt.question_ids(session.tokenizer, question, next_turn=next_turn)
+        question_ids = self._question_ids(question)
         limit = self._limit(len(question_ids))
         total, suffix, replay_s = len(rows), int(rows.suffix.sum()), session.replay_s
 
@@ -200,6 +199,7 @@ class Asking:
         """Say what would be refreshed for a question, and why. Changes nothing."""
         session, rows = self.session, self.rows
         total, suffix = len(rows), int(rows.suffix.sum())
+        self._limit(len(self._question_ids(question)))  # what cannot be asked is not explained
         self.shift(total + len(session.tokenizer.encode_text(question)))  # with room for a probe
         budget_rows = self.options.budget.resolve(suffix)
         support, evidence, scores = self.select(question, budget_rows)
@@ -274,6 +274,11 @@ class Asking:
         spoken = len(self.rows) - session.document_rows
         after = int(body.max(initial=-1)) + 1 + np.arange(spoken) // UNIT_CAP
         return np.concatenate([np.full(len(session.manifest.head_ids), -1), body, after])
+
+    def _question_ids(self, question: str) -> IntArray:
+        session = self.session
+        next_turn = self.options.chat and bool(session.revision.turns)
+        return session.prompt.question_ids(session.tokenizer, question, next_turn=next_turn)
 
     def _limit(self, question: int) -> int:
         """Say how many ids the answer may have, or refuse."""

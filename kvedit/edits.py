@@ -16,6 +16,8 @@ from kvedit.errors import UsageError
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.)|\Z)", re.DOTALL)
 _NAMED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
+_WRITTEN = {char: f"\\{name}" for name, char in _NAMED.items()}
+_ESCAPED = re.compile(r"[^ -\[\]-~]")  # most characters of most texts are none of these
 _LINES = re.compile(r"[^\n]*\n|[^\n]+\Z")
 
 
@@ -140,18 +142,14 @@ def unescape(text: str) -> str:
 
 def escape(text: str) -> str:
     """Write a text on one line of printable characters, as `unescape` reads it."""
-    names = {char: f"\\{name}" for name, char in _NAMED.items()}
-    return "".join(
-        names.get(char)
-        or (
-            char
-            if char.isprintable()
-            else f"\\u{ord(char):04x}"
-            if ord(char) < 65536
-            else f"\\U{ord(char):08x}"
-        )
-        for char in text
-    )
+    return _ESCAPED.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    char = match[0]
+    if char.isprintable() and char != "\\":
+        return char
+    return _WRITTEN.get(char) or (f"\\u{ord(char):04x}" if ord(char) < 65536 else f"\\U{ord(char):08x}")
 
 
 def line_counts(old: Document, new: Document, changes: Sequence[Edit]) -> tuple[int, int]:

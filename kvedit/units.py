@@ -21,7 +21,7 @@ UNIT_CAP = 64
 # puts no space there, at the stop and what closes after it. A line always ends. White space after
 # a sentence opens the next one, as byte-level tokens have it.
 _CLOSING = """"'”’»)\\]」』）〕】》〉"""
-_BOUNDARY = re.compile(rf"(?<=[.!?؟۔।])[{_CLOSING}]*(?=[ \t])|[。！？｡]+[{_CLOSING}]*|\n\s*")
+_BOUNDARY = re.compile(rf"(?<=[.!?؟۔।])[{_CLOSING}]*(?=[ \t])|[。！？｡]+[{_CLOSING}]*(?:\r?\n\s*)?|\n\s*")
 
 
 def unit_starts(text: str) -> IntArray:
