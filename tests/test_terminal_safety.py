@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,7 @@ class Terminal:
                 patch.setenv(name, value)
             patch.setattr(sys, "stdout", stream)
             patch.setattr(sys, "stderr", stream)
+            patch.setattr("typer.rich_utils.COLOR_SYSTEM", "auto")  # as at the start of a process
             ended = run_line(line) if line is not None else called(words)
         reader.join()
         os.close(main)
@@ -285,3 +287,93 @@ def test_what_goes_to_people_has_marks_in_a_pipe_too(hostile: Path) -> None:
     for words, code in ((["status"], 0), (["load", NAME], 2), (["sessions", "list"], 0)):
         done = piped(*words, code=code)
         assert not STEERS.search(done.stdout + done.stderr)
+
+
+# --- what a terminal wants, and what a stream can hold ------------------------------------------
+
+WORDS = (["status"], ["show"], ["log"], ["sessions", "list"], ["--help"], ["ask", "--help"], ["sessions"])
+
+
+def test_colours_go_where_they_are_wanted(hostile: Path, terminal: Terminal) -> None:
+    """https://github.com/Textualize/rich/issues/2924"""
+    coloured = re.compile(r"\x1b\[[0-9;]*m")
+    Path("new.txt").write_text("changed\n")
+    for words in (*WORDS[:1], *WORDS[2:], ["diff"]):
+        code = 2 if words == ["sessions"] else 0
+        plain = terminal.run(*words, code=code, NO_COLOR="1")
+        assert "\x1b" not in plain
+        assert "\x1b" not in terminal.run(*words, code=code, TERM="dumb")
+        assert coloured.search(terminal.run(*words, code=code, NO_COLOR="")) or words == ["diff"]
+        check_tame(terminal.run(*words, code=code, COLUMNS="20"))
+
+
+def test_a_dumb_terminal_sees_no_progress_but_the_result(
+    hostile: Path, original: Path, terminal: Terminal
+) -> None:
+    terminal.run("delete", "-l", "2")
+    for words in (["ask", "x", "--max-new-tokens", "2"], ["heal"], ["sessions", "check"], ["verify"]):
+        shown = terminal.run(*words, TERM="dumb", COLUMNS="20")
+        assert "\x1b" not in shown
+        assert shown.count("\n") > 0
+
+
+def test_a_pipe_gets_no_escapes_and_force_color_makes_no_progress_in_it(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = re.compile(r"\x1b\[(?!\d*(?:;\d+)*m)|\r[^\n]")
+    Path("plain.txt").write_text("The fees are due.\n")
+    args = ("load", "plain.txt", "-m", json.loads(piped("status", "--json").stdout)["model"], "-s", "plain")
+    for words in (
+        ["status"],
+        ["log"],
+        ["sessions", "list"],
+        [*args, "--force"],
+        ["ask", "x", "--max-new-tokens", "2"],
+    ):
+        done = piped(*words)
+        assert "\x1b" not in done.stdout + done.stderr
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        forced = piped(*words)
+        assert not steps.search(forced.stdout + forced.stderr), forced.stderr
+        assert "Loading the model ..." not in forced.stderr
+        if words[0] in ("status", "ask", "log"):
+            assert "\x1b[1m" in forced.stdout + forced.stderr
+        monkeypatch.delenv("FORCE_COLOR")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_a_stream_of_any_encoding_takes_all_output(hostile: Path, encoding: str) -> None:
+    """https://github.com/vshulcz/deja-vu/issues/903"""
+    Path("wide.txt").write_text("料金 🙂 dû\n", encoding="utf-8")
+    lines = [
+        "append --file wide.txt",
+        *(
+            "show",
+            "show --json",
+            "log",
+            "status",
+            "sessions list",
+            "diff",
+            "diff --json",
+            "--help",
+            "help ask",
+        ),
+        "export",
+        "load 料金🙂.txt",
+        "show --lines 料金",
+    ]
+    env = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "20", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "kvedit", "repl"]
+    text = "\n".join(lines).encode(encoding, errors="replace")
+    done = subprocess.run(command, input=text, capture_output=True, env=env, check=False)
+    assert done.returncode == 2  # of the last two lines
+    assert b"Traceback" not in done.stderr
+    assert b"in a way it should not" not in done.stderr
+    assert done.stderr.count(b"Error: ") == 2
+    done.stdout.decode("latin-1" if encoding == "cp1252" else "utf-8")  # what `export` writes is UTF-8
+    records = [json.loads(line) for line in done.stdout.split(b"\n") if line.startswith(b'{"schema_version"')]
+    assert len(records) == 2
+    assert records[0]["lines"][-1]["text"] == "料金 🙂 dû"
+    shown = "料金 🙂 dû".encode(encoding, errors="replace")
+    assert b"9  " + shown in done.stdout
+    assert "料金 🙂 dû\n".encode() in done.stdout
