@@ -428,6 +428,7 @@ def test_an_interrupt_while_a_spinner_starts_is_an_interrupt_and_nothing_else(
 ) -> None:
     screen = Console(file=io.StringIO(), force_terminal=True)
     monkeypatch.setattr(render, "console", lambda: screen)
+    monkeypatch.setattr(render, "is_watched", lambda stream: True)
     real = getattr(screen, step)
 
     def interrupt(*args: Any) -> Any:
