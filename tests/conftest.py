@@ -16,11 +16,15 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
 )
 from typer.testing import CliRunner
 
@@ -46,6 +50,14 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
+TIED_BIASES = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 24}
+
+
+def part_of(share: float) -> dict[str, Any]:
+    """RoPE of a share of each head's dimensions."""
+    return {**DEFAULT, "partial_rotary_factor": share}
+
+
 KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": DEFAULT}),
     "llama-llama3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3}),
@@ -54,6 +66,11 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"rope_parameters": DEFAULT}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"rope_parameters": DEFAULT}),
     "mistral": (MistralConfig, MistralForCausalLM, {"rope_parameters": DEFAULT, "sliding_window": None}),
+    # Embeddings that are the head too, biases everywhere, and heads that are not hidden / heads wide.
+    "llama-tied-biases": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": DEFAULT, **TIED_BIASES}),
+    # The first quarter and the first half of each head turn.
+    "stablelm": (StableLmConfig, StableLmForCausalLM, {"rope_parameters": part_of(0.25)}),
+    "nemotron": (NemotronConfig, NemotronForCausalLM, {"rope_parameters": part_of(0.5)}),
 }
 CORPUS = [
     "The fees are paid within thirty days of the invoice. The customer may cancel at any time.",
@@ -107,6 +124,9 @@ def save_tiny(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Path:
     """Save a tiny random checkpoint of that kind with its tokenizer."""
     torch.manual_seed(seed)
     network = KINDS[kind][1](tiny_config(kind, **changes))
+    for name, weights in network.named_parameters():
+        if name.endswith("bias"):  # which begin as zeros, and would prove nothing
+            torch.nn.init.normal_(weights, std=0.2)
     network.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder

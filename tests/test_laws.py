@@ -5,6 +5,7 @@ Law 5 is in test_rows_select.py, law 9 in test_killed.py.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,15 @@ def close(left: torch.Tensor, right: torch.Tensor, tolerance: float = 1e-4) -> N
     torch.testing.assert_close(left, right, atol=tolerance, rtol=tolerance)
 
 
+def rotated_by_transformers(model: Model, raw: torch.Tensor, first: int) -> torch.Tensor:
+    """Keys `[H, N, D]` of rows from `first` on, by the rotary module and the code of transformers."""
+    module = import_module(type(model.network).__module__)
+    cos, sin = model.network.model.rotary_emb(raw, torch.arange(first, first + raw.shape[1])[None])
+    turned = cos.shape[-1]  # all of the head, but for models that turn a part of it
+    own, _ = module.apply_rotary_pos_emb(raw[None, ..., :turned], raw[None, ..., :turned], cos, sin)
+    return torch.cat((own[0], raw[..., turned:]), dim=-1)
+
+
 def test_law_1_full_budget_equals_loading_the_edited_file(tiny: Model, home: Path) -> None:
     session = load_session(home, tiny, TEXT)
     session.delete("3-5", "11", "20-22")
@@ -65,24 +75,14 @@ def test_law_2_shift_alone_makes_layer_0_exact_and_rotates_bit_for_bit(tiny: Mod
     close(cache.keys[0, :, :total], rotate(clean.keys[0], cos, sin), 1e-5)
     close(cache.values[0, :, :total], clean.values[0], 1e-5)
     # The rotation itself, against the model's own rotary: the very same bits.
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-    raw = clean.keys[1]
-    own_cos, own_sin = tiny.network.model.rotary_emb(raw, torch.arange(total)[None])
-    own, _ = apply_rotary_pos_emb(raw[None], raw[None], own_cos, own_sin)
-    assert torch.equal(rotate(raw, cos, sin), own[0])
+    assert torch.equal(rotate(clean.keys[1], cos, sin), rotated_by_transformers(tiny, clean.keys[1], 0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_law_2_rotation_is_bit_exact_in_every_dtype(tiny: Model, dtype: torch.dtype) -> None:
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
     raw = torch.randn(2, 50, tiny.width, generator=torch.Generator().manual_seed(1)).to(dtype)
-    place = torch.arange(7, 57)
-    cos, sin = tiny.rope.angles(place, dtype)
-    own_cos, own_sin = tiny.network.model.rotary_emb(raw, place[None])
-    own, _ = apply_rotary_pos_emb(raw[None], raw[None], own_cos, own_sin)
-    assert torch.equal(rotate(raw, cos, sin), own[0])
+    cos, sin = tiny.rope.angles(torch.arange(7, 57), dtype)
+    assert torch.equal(rotate(raw, cos, sin), rotated_by_transformers(tiny, raw, 7))
 
 
 def test_law_2_without_context_every_layer_is_exact_after_a_shift(
@@ -268,7 +268,7 @@ def test_executor_names_are_checked() -> None:
         choose_executor("direct", np.array([1, 3]))
 
 
-@pytest.mark.parametrize("kind", ["llama-llama3", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama-llama3", "qwen3", "llama-tied-biases", "stablelm", "nemotron"])
 def test_parity_with_stock_transformers(kind: str, tiny_models: dict[str, Model]) -> None:
     model = tiny_models[kind]
     ids = np.concatenate([np.array(model.layout(None).head_ids), model.tokenizer.encode_text(TEXT).ids])

@@ -20,8 +20,10 @@ from torch import Tensor
 
 from kvedit.cache import KVCache, States
 from kvedit.errors import ModelError
-from kvedit.model import checkpoint
+from kvedit.model import checkpoint, stock
+from kvedit.model.admission import REMEDY
 from kvedit.model.attention import Attend, choose, masked
+from kvedit.model.stock import Likeness
 from kvedit.model.template import layout
 from kvedit.prompt import Prompt
 from kvedit.rope import Rope, rotate
@@ -198,30 +200,41 @@ class Model:
         logits: Tensor = self.network.lm_head(self.network.model.norm(hidden))
         return logits.float().to(self.device)
 
+    def compare(self) -> Likeness:
+        """Compare the walk with the stock forward pass on a few ids.
+
+        Raises:
+            ModelError: The layers cannot be walked.
+        """
+        try:
+            return stock.compare(self)
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"This model is not supported: its layers cannot be walked ({error}).", REMEDY
+            ) from None
+
     def check(self) -> None:
-        """Compare the walk with the stock forward pass on a few ids, to catch what no field says.
+        """Refuse a model whose walk is not its stock forward pass, to catch what no field says.
 
         Raises:
             ModelError: They differ by more than rounding.
         """
-        ids = torch.arange(24, device=self.device) * 7 % self.network.config.vocab_size
-        with torch.no_grad():
-            stock = self.network(ids[None], use_cache=False).logits[0].float()
-        cache = self.new_cache(24)
-        try:
-            self.walk(ids[:8], slice(0, 8), cache)
-            own = self.logits(self.walk(ids[8:], slice(8, 24), cache, outputs=16).hidden)
-        except (AttributeError, RuntimeError, TypeError) as error:
+        found = self.compare()
+        if not found.forward <= found.limit:
             raise ModelError(
-                f"This model is not supported: its layers cannot be walked ({error}).",
-                "Choose a dense Llama- or Qwen-like model; docs/models.md lists the rules.",
-            ) from None
-        spread = float(stock[8:].std())
-        worst = float((own - stock[8:]).abs().max())
-        if not worst <= (0.02 if self.dtype == torch.float32 else 0.5) * max(spread, 1e-6):
+                "This model is not supported: its own forward pass differs from kvedit's by "
+                f"{found.forward:.3g} standard deviations.",
+                REMEDY,
+            )
+        if not found.far <= found.limit:
             raise ModelError(
-                f"This model is not supported: its own forward pass differs from kvedit's by {worst:.3g}.",
-                "Choose a dense Llama- or Qwen-like model; docs/models.md lists the rules.",
+                "This model is not supported: at the end of its context its own forward pass differs by "
+                f"{found.far:.3g} standard deviations, so more than RoPE depends on the position.",
+                REMEDY,
+            )
+        if not found.rotation <= found.rotation_limit:
+            raise ModelError(
+                "This model is not supported: it does not rotate its keys as kvedit does.", REMEDY
             )
 
     @staticmethod
