@@ -48,6 +48,11 @@ class Tokenizer:
         """Encode a piece of the chat template; special tokens in it are special. Raises as `encode_text`."""
         return list(self._encode(self._backend, text, as_text=False).ids)
 
+    def encode_as_trained(self, text: str) -> list[int]:
+        """Encode a text with the tokens that the model was trained to see around it, if any."""
+        self._backend.encode_special_tokens = True
+        return list(self._backend.encode(text, add_special_tokens=True).ids)
+
     def encode_text(self, text: str) -> Tokens:
         """Encode a user's text; what spells a special token is encoded as text.
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import save_tiny, tiny_config, tiny_tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     Gemma2Config,
     GraniteConfig,
@@ -173,6 +174,10 @@ def test_head_body_and_question_are_encoded_apart(llama: Model) -> None:
 def test_a_model_without_a_template_gets_a_plain_layout_with_one_bos() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
+    backend = tokenizer.backend_tokenizer
+    assert layout(tokenizer, Tokenizer(backend.to_str()), None).head_ids[0] != 1  # which it does not add
+    start = [("<|im_start|>", 1)]
+    backend.post_processor = TemplateProcessing(single="<|im_start|> $A", special_tokens=start)
     own = Tokenizer(tokenizer.backend_tokenizer.to_str())
     prompt = layout(tokenizer, own, "System text.")
     assert list(prompt.head_ids).count(1) == 1

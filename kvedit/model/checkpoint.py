@@ -42,9 +42,9 @@ def read_network(
     transformers.logging.set_verbosity_error()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     transformers.logging.disable_progress_bar()
-    config = _read_config(directory)
+    config = read_config(directory)
     admit(config)
-    check_layout(_outline(config))
+    check_layout(outline(config))
     if not any(directory.glob("*.safetensors")):
         pickled = any(path for pattern in _PICKLES for path in directory.glob(pattern))
         why = " but pickles, which can run code when they are read" if pickled else ""
@@ -66,7 +66,7 @@ def read_network(
     except Exception as error:
         # Damaged shards surface as whatever the reader of the day raises; all mean one thing.
         raise ModelError(
-            f"The weights in {directory} cannot be read ({_first_line(error)}).",
+            f"The weights in {directory} cannot be read ({first_line(error)}).",
             "Download the model again, or remove the folder so that it is converted anew.",
         ) from None
     check_whole(found, directory)
@@ -81,29 +81,38 @@ def read_network(
     return network.eval().requires_grad_(False)
 
 
-def _read_config(directory: Path) -> Any:
+def read_config(directory: Path, **more: Any) -> Any:
+    """Read the configuration in `directory`; `gguf_file` names a GGUF file there that holds it.
+
+    Raises:
+        ModelError: There is none that can be read.
+    """
     try:
-        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False, **more)
     except Exception as error:
         # A wrong type, an unknown kind, code of its own, no JSON: each raises something else.
         raise ModelError(
-            f"{directory} holds no model configuration that can be read ({_first_line(error)}).",
+            f"{directory} holds no model configuration that can be read ({first_line(error)}).",
             "Give a folder with config.json, safetensors weights and tokenizer.json.",
         ) from None
 
 
-def _outline(config: Any) -> nn.Module:
-    """Build the network without weights, so that it can be looked at before they are read."""
+def outline(config: Any) -> nn.Module:
+    """Build the network without weights, so that it can be looked at before they are read.
+
+    Raises:
+        ModelError: It cannot be built.
+    """
     try:
         with torch.device("meta"):
-            outline: nn.Module = AutoModelForCausalLM.from_config(
+            network: nn.Module = AutoModelForCausalLM.from_config(
                 config, trust_remote_code=False, attn_implementation="sdpa"
             )
     except Exception as error:
         raise ModelError(
-            f"This model is not supported: its layers cannot be built ({_first_line(error)}).", REMEDY
+            f"This model is not supported: its layers cannot be built ({first_line(error)}).", REMEDY
         ) from None
-    return outline
+    return network
 
 
 def check_whole(found: dict[str, Any], source: Path) -> None:
@@ -136,7 +145,7 @@ def read_tokenizer(directory: Path) -> tuple[Tokenizer, Any]:
         return Tokenizer(tokenizer.backend_tokenizer.to_str()), tokenizer
     except Exception as error:
         raise ModelError(
-            f"{directory} holds no tokenizer that can be read ({_first_line(error)}).",
+            f"{directory} holds no tokenizer that can be read ({first_line(error)}).",
             "Download the whole model with its tokenizer.json.",
         ) from None
 
@@ -182,6 +191,7 @@ def _sample_tensors(file: BinaryIO, samples: Any) -> None:
             samples.update(file.read(min(_TENSOR_BYTES, stop - offset)))
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Give the kind of an error and the first line of what it says, for a message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}"[:160] if lines else type(error).__name__

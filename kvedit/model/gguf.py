@@ -17,9 +17,14 @@ from typing import Any
 from kvedit.errors import ModelError
 from kvedit.files import make_folder, writing
 
-# transformers gives every byte-level GGUF tokenizer the same split; SmolLM's also parts digits
-# (llama.cpp, llama-vocab: "smollm"), without which blank lines before digits encode otherwise.
-_DIGITS_APART = frozenset({"smollm"})
+# How a byte-level vocabulary splits a text before it merges bytes, by `tokenizer.ggml.pre` (the names
+# are llama.cpp's, in llama-vocab). transformers knows some splits itself; GPT-2's is what it falls
+# back to, so it is right for the first of these, and for the second once digits are split apart.
+_GPT2_SPLIT = frozenset({"gpt-2", "mpt", "olmo", "jais", "roberta-bpe"})
+_DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
+# Their vocabularies hold words that no merges lead to, and which are taken whole.
+_WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"})
+_REMEDY = "Check that the download is complete, or name the model's original folder."
 
 
 def convert_gguf(source: Path, target: Path) -> None:
@@ -28,35 +33,35 @@ def convert_gguf(source: Path, target: Path) -> None:
     Raises:
         ModelError: The file is damaged, or of an architecture that transformers cannot read.
     """
-    import torch
-    import transformers
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoTokenizer, logging
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    from kvedit.model.admission import admit, check_layout
+    from kvedit.model.checkpoint import first_line, outline, read_config
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    pre = _pre_tokenizer(source)
+    config = read_config(source.parent, gguf_file=source.name)
+    admit(config)
+    check_layout(outline(config))
     make_folder(target.parent)
     with writing(target):
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-            with contextlib.redirect_stderr(io.StringIO()):  # its progress bar cannot be turned off
-                network: Any = AutoModelForCausalLM.from_pretrained(
-                    source.parent,
-                    gguf_file=source.name,
-                    dtype=torch.float16,
-                    quantization_config=GgufConfig(dequantize=True),
-                )
+            tokenizer = AutoTokenizer.from_pretrained(
+                source.parent, gguf_file=source.name, local_files_only=True, trust_remote_code=False
+            )
+            network = _read_network(source)
+        except ModelError:
+            raise
         except Exception as error:
             # The GGUF reader raises whatever the damaged bytes lead it to.
-            raise ModelError(
-                f"{source} cannot be converted ({type(error).__name__}: {str(error).splitlines()[:1]}).",
-                "Check that the download is complete, or name the model's original folder.",
-            ) from None
+            raise ModelError(f"{source} cannot be converted ({first_line(error)}).", _REMEDY) from None
         with writing(target):
             network.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
-            _part_digits(source, partial / "tokenizer.json")
+            _complete_tokenizer(partial / "tokenizer.json", pre)
             partial.chmod(0o755)
             if target.exists():  # another process was first
                 return
@@ -65,14 +70,71 @@ def convert_gguf(source: Path, target: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _part_digits(source: Path, tokenizer: Path) -> None:
-    """Split digits apart where the GGUF names a pre-tokenizer that does."""
-    from gguf import GGUFReader
+def _pre_tokenizer(source: Path) -> str | None:
+    """Give the name of the split of a byte-level vocabulary; `None` for another kind of vocabulary.
 
-    field = GGUFReader(source).get_field("tokenizer.ggml.pre")
-    if field is None or field.contents() not in _DIGITS_APART:
-        return
-    serialized = json.loads(tokenizer.read_text(encoding="utf-8"))
-    digits = {"type": "Digits", "individual_digits": True}
-    serialized["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, serialized["pre_tokenizer"]]}
-    tokenizer.write_text(json.dumps(serialized, ensure_ascii=False), encoding="utf-8")
+    Raises:
+        ModelError: The file is damaged, or its split is not known, so that ids would be wrong.
+    """
+    from gguf import GGUFReader
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    from kvedit.model.checkpoint import first_line
+
+    try:
+        reader = GGUFReader(source)
+        kind, pre = (
+            None if field is None else field.contents()
+            for field in map(reader.get_field, ("tokenizer.ggml.model", "tokenizer.ggml.pre"))
+        )
+    except Exception as error:
+        raise ModelError(f"{source} cannot be converted ({first_line(error)}).", _REMEDY) from None
+    if kind != "gpt2":
+        return None
+    if pre not in _GPT2_SPLIT | _DIGITS_APART | _WHOLE_WORDS | GGUF_PRE_TOKENIZER_SPLITS.keys():
+        raise ModelError(
+            f"{source} is not supported: its `tokenizer.ggml.pre` is {pre!r}, a split of text that is not "
+            "known here, so its tokens would be wrong.",
+            "Name the model's original folder or hub id.",
+        )
+    return str(pre)
+
+
+def _read_network(source: Path) -> Any:
+    """Read the dequantised weights in float16, or in float32 where one of them does not fit.
+
+    Raises:
+        ModelError: A tensor is missing.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    from kvedit.model.checkpoint import check_whole
+
+    for dtype in (torch.float16, torch.float32):
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar cannot be turned off
+            network, found = AutoModelForCausalLM.from_pretrained(
+                source.parent,
+                gguf_file=source.name,
+                dtype=dtype,
+                quantization_config=GgufConfig(dequantize=True),
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+        check_whole(found, source)
+        if all(bool(weights.isfinite().all()) for weights in network.parameters()):
+            break
+    return network
+
+
+def _complete_tokenizer(path: Path, pre: str | None) -> None:
+    """Give a converted tokenizer what transformers leaves out of a byte-level one."""
+    serialized = json.loads(path.read_text(encoding="utf-8"))
+    if pre in _DIGITS_APART:
+        digits = {"type": "Digits", "individual_digits": True}
+        parts = [digits, serialized["pre_tokenizer"]]
+        serialized["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": parts}
+    if pre in _WHOLE_WORDS:
+        serialized["model"]["ignore_merges"] = True
+    path.write_text(json.dumps(serialized, ensure_ascii=False), encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -23,7 +24,9 @@ from kvedit.model.gguf import convert_gguf
 Report = Callable[[str], None]
 """Called with what is being done, before each step that takes a while."""
 
+_SAMPLE_BYTES = 1 << 20
 _HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+", re.ASCII)
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
@@ -99,8 +102,9 @@ def resolve(name: str, report: Report = lambda doing: None) -> Path:
     if name in ALIASES:
         return _get_alias(name, ALIASES[name], report)
     if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelError(f"{path} is no model.", "Give a folder, a .gguf file, or a hub id.")
+        if path.suffix.lower() != ".gguf":
+            why = ", but a pickle, which can run code when it is read" if path.suffix in _PICKLES else ""
+            raise ModelError(f"{path} is no model{why}.", "Give a folder, a .gguf file, or a hub id.")
         report(f"Converting {path.name} to safetensors, once")
         convert_gguf(path, _converted(path))
         return _converted(path)
@@ -114,11 +118,17 @@ def resolve(name: str, report: Report = lambda doing: None) -> Path:
 
 
 def _converted(path: Path) -> Path:
-    """Where the converted copy of a GGUF file lives: known by its name, size and first MiB."""
+    """Where the converted copy of a GGUF file lives: known by its name, size, and three MiB of it.
+
+    The first MiB alone would not do: it can be all tokenizer, and the same for another model.
+    """
+    size = path.stat().st_size
+    sample = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
-        start = file.read(1 << 20)
-    sample = hashlib.sha256(start + str(path.stat().st_size).encode()).hexdigest()[:12]
-    return models_folder() / f"{path.stem}-{sample}"
+        for offset in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
+            file.seek(offset)
+            sample.update(file.read(_SAMPLE_BYTES))
+    return models_folder() / f"{path.stem}-{sample.hexdigest()[:12]}"
 
 
 def _get_alias(name: str, alias: Alias, report: Report) -> Path:
@@ -182,20 +192,35 @@ def _in_hub_cache(name: str) -> Path | None:
         folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
-    return folder if any(folder.glob("*.safetensors")) else None
+    return folder if _is_whole(folder) else None
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a snapshot has all of its weights; a download that was interrupted has not."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return any(folder.glob("*.safetensors"))
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, AttributeError):
+        return False
+    return all((folder / name).is_file() for name in names)
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as error:
         # No network, no such repository, no permission: each has its own class in each version.
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        offline = "; HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
         raise ModelError(
-            f"The model {name} cannot be downloaded from the hub ({first[:200]}).",
-            "Check the name and the network, or give a local folder or .gguf file.",
+            f"The model {name} is not in the hub's cache and cannot be downloaded from the hub "
+            f"({first[:200]}{offline}).",
+            f"Check the name, run `kvedit models pull {name}` where there is a network, "
+            "or give a local folder or .gguf file.",
         ) from None
 
 

@@ -33,7 +33,7 @@ def layout(tokenizer: Any, own: Tokenizer, system: str | None) -> Prompt:
     """
     content = f"{_INSTRUCTION}{_DOCUMENT}{_BETWEEN}{_QUESTION}"
     if tokenizer.chat_template is None:
-        start = tokenizer.bos_token or ""
+        start = _start(tokenizer, own)
         opening = f"{system}\n\n" if system else ""
         return _split(f"{start}{opening}{content}{_PLAIN_ENDING}", _PLAIN_NEXT, own)
     roles = [{"role": "system", "content": system}] if system else []
@@ -50,6 +50,12 @@ def layout(tokenizer: Any, own: Tokenizer, system: str | None) -> Prompt:
     turns = [{"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}]
     longer = _render(tokenizer, [*roles, user, *turns])
     return _split(text, longer.rpartition(_ANSWER)[2].partition(_NEXT)[0], own)
+
+
+def _start(tokenizer: Any, own: Tokenizer) -> str:
+    """Give the token that the tokenizer itself puts before a text, if it does so: not every model has one."""
+    first = own.encode_as_trained("")[:1]
+    return str(tokenizer.bos_token) if first and first == [tokenizer.bos_token_id] else ""
 
 
 def _render(tokenizer: Any, messages: list[dict[str, str]]) -> str:
