@@ -211,7 +211,7 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as error:
         # No network, no such repository, no permission: each has its own class in each version.
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -222,6 +222,12 @@ def _from_hub(name: str) -> Path:
             f"Check the name, run `kvedit models pull {name}` where there is a network, "
             "or give a local folder or .gguf file.",
         ) from None
+    if not _is_whole(folder):
+        raise ModelError(
+            f"The copy of {name} in the hub's cache lacks weights (*.safetensors).",
+            f"Run `kvedit models pull {name}` where there is a network, or choose a model that has them.",
+        )
+    return folder
 
 
 def _sha256(path: Path) -> str:
