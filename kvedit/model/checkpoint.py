@@ -42,7 +42,7 @@ def read_network(
     transformers.logging.set_verbosity_error()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     transformers.logging.disable_progress_bar()
-    config = read_config(directory)
+    config = _read_config(directory)
     admit(config)
     check_layout(outline(config))
     if not any(directory.glob("*.safetensors")):
@@ -81,14 +81,9 @@ def read_network(
     return network.eval().requires_grad_(False)
 
 
-def read_config(directory: Path, **more: Any) -> Any:
-    """Read the configuration in `directory`; `gguf_file` names a GGUF file there that holds it.
-
-    Raises:
-        ModelError: There is none that can be read.
-    """
+def _read_config(directory: Path) -> Any:
     try:
-        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False, **more)
+        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         # A wrong type, an unknown kind, code of its own, no JSON: each raises something else.
         raise ModelError(

@@ -24,7 +24,6 @@ _GPT2_SPLIT = frozenset({"gpt-2", "mpt", "olmo", "jais", "roberta-bpe"})
 _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 # Their vocabularies hold words that no merges lead to, and which are taken whole.
 _WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"})
-_REMEDY = "Check that the download is complete, or name the model's original folder."
 
 
 def convert_gguf(source: Path, target: Path) -> None:
@@ -33,31 +32,27 @@ def convert_gguf(source: Path, target: Path) -> None:
     Raises:
         ModelError: The file is damaged, or of an architecture that transformers cannot read.
     """
-    from transformers import AutoTokenizer, logging
-
-    from kvedit.model.admission import admit, check_layout
-    from kvedit.model.checkpoint import first_line, outline, read_config
+    from transformers import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    pre = _pre_tokenizer(source)
-    config = read_config(source.parent, gguf_file=source.name)
-    admit(config)
-    check_layout(outline(config))
+    try:
+        pre, config, tokenizer = _read_metadata(source)
+        network = _read_network(source, config)
+    except ModelError:
+        raise
+    except Exception as error:
+        # The GGUF reader raises whatever the damaged bytes lead it to.
+        from kvedit.model.checkpoint import first_line
+
+        raise ModelError(
+            f"{source} cannot be converted ({first_line(error)}).",
+            "Check that the download is complete, or name the model's original folder.",
+        ) from None
     make_folder(target.parent)
     with writing(target):
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                source.parent, gguf_file=source.name, local_files_only=True, trust_remote_code=False
-            )
-            network = _read_network(source)
-        except ModelError:
-            raise
-        except Exception as error:
-            # The GGUF reader raises whatever the damaged bytes lead it to.
-            raise ModelError(f"{source} cannot be converted ({first_line(error)}).", _REMEDY) from None
         with writing(target):
             network.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
@@ -70,37 +65,37 @@ def convert_gguf(source: Path, target: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _pre_tokenizer(source: Path) -> str | None:
-    """Give the name of the split of a byte-level vocabulary; `None` for another kind of vocabulary.
+def _read_metadata(source: Path) -> tuple[str | None, Any, Any]:
+    """Read what a file says beside its weights: the name of its split, configuration, tokenizer.
 
     Raises:
-        ModelError: The file is damaged, or its split is not known, so that ids would be wrong.
+        ModelError: It is not supported, or its ids would be wrong.
     """
-    from gguf import GGUFReader
+    from transformers import AutoConfig, AutoTokenizer
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    from transformers.integrations.gguf.reader import read_gguf_metadata
 
-    from kvedit.model.checkpoint import first_line
+    from kvedit.model.admission import admit, check_layout
+    from kvedit.model.checkpoint import outline
 
-    try:
-        reader = GGUFReader(source)
-        kind, pre = (
-            None if field is None else field.contents()
-            for field in map(reader.get_field, ("tokenizer.ggml.model", "tokenizer.ggml.pre"))
-        )
-    except Exception as error:
-        raise ModelError(f"{source} cannot be converted ({first_line(error)}).", _REMEDY) from None
-    if kind != "gpt2":
-        return None
-    if pre not in _GPT2_SPLIT | _DIGITS_APART | _WHOLE_WORDS | GGUF_PRE_TOKENIZER_SPLITS.keys():
+    metadata, _ = read_gguf_metadata(str(source))
+    byte_level = metadata.get("tokenizer.ggml.model") == "gpt2"
+    pre = metadata.get("tokenizer.ggml.pre") if byte_level else None
+    known = _GPT2_SPLIT | _DIGITS_APART | _WHOLE_WORDS | GGUF_PRE_TOKENIZER_SPLITS.keys()
+    if byte_level and pre not in known:
         raise ModelError(
             f"{source} is not supported: its `tokenizer.ggml.pre` is {pre!r}, a split of text that is not "
             "known here, so its tokens would be wrong.",
             "Name the model's original folder or hub id.",
         )
-    return str(pre)
+    local = {"gguf_file": source.name, "local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(source.parent, **local)
+    admit(config)
+    check_layout(outline(config))
+    return pre, config, AutoTokenizer.from_pretrained(source.parent, **local)
 
 
-def _read_network(source: Path) -> Any:
+def _read_network(source: Path, config: Any) -> Any:
     """Read the dequantised weights in float16, or in float32 where one of them does not fit.
 
     Raises:
@@ -115,6 +110,7 @@ def _read_network(source: Path) -> Any:
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bar cannot be turned off
             network, found = AutoModelForCausalLM.from_pretrained(
                 source.parent,
+                config=config,
                 gguf_file=source.name,
                 dtype=dtype,
                 quantization_config=GgufConfig(dequantize=True),
