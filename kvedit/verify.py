@@ -18,7 +18,7 @@ from kvedit.refresh import prefill_, refresh_
 from kvedit.reports import Comparison, Verification
 from kvedit.timing import Timings
 
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Relative deviation that rounding alone may reach: other chunks are other orders of summation."""
 
 
@@ -56,10 +56,10 @@ def verify(
     working = session.working
     working.forget(computed)
     list(refresh_(model, working.cache, model.to_device(ids[:seen]), computed, "packed"))
-    keys, key_heat = _deviation(working.cache.keys, clean.keys, seen)
-    values, value_heat = _deviation(working.cache.values, clean.values, seen)
+    keys, key_heat = deviation(working.cache.keys, clean.keys, seen)
+    values, value_heat = deviation(working.cache.values, clean.values, seen)
     heat = np.maximum(key_heat, value_heat)
-    frontier, tolerance = min(asking.rows.frontier, seen), _TOLERANCE[model.dtype]
+    frontier, tolerance = min(asking.rows.frontier, seen), TOLERANCE[model.dtype]
     comparison = None
     if question_ids is not None:
         working.forget(np.arange(seen, working.cache.capacity))
@@ -78,8 +78,8 @@ def verify(
     )
 
 
-def _deviation(held: Tensor, clean: Tensor, total: int) -> tuple[tuple[float, ...], np.ndarray]:
-    """Relative deviation of `[L, H, T, D]`: one number a layer, and `float32 [L, T]`."""
+def deviation(held: Tensor, clean: Tensor, total: int) -> tuple[tuple[float, ...], np.ndarray]:
+    """Give the relative deviation of `[L, H, T, D]`: one number a layer, and `float32 [L, T]`."""
     layers: list[float] = []
     heat = np.zeros((len(held), total), dtype=np.float32)
     for layer in range(len(held)):  # one at a time: a copy of all would double the memory

@@ -51,6 +51,7 @@ sessions compact
 sessions remove rent --yes
 models list
 models pull MODEL
+doctor MODEL
 """
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from kvedit.cli import bench, documents, edits, history, measure, models, questions, scripts, sessions
+from kvedit.cli import bench, doctor, documents, edits, history, measure, models, questions, scripts, sessions
 from kvedit.cli.base import app
 
 __all__ = [
     "app",
     "bench",
+    "doctor",
     "documents",
     "edits",
     "history",
