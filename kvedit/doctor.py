@@ -21,7 +21,7 @@ _GAP = slice(20, 27)  # rows of the probe that the edit takes out
 _SEAM = 3  # rows before and behind it that count as new text
 _ANSWER = 8
 _TIMED = 256
-_EXECUTORS = 1e-4  # law 4, in float32
+_EXACT = 1e-4  # in float32, of one layer (law 2) and of two executors (law 4)
 _TEXT = (
     "The fees are paid within thirty days of the invoice, and the customer may cancel at any time. "
     "Notices are sent in writing. The code for the amber anchor is 4471, and it changes every month.\n"
@@ -145,7 +145,7 @@ def _check_edit(model: Model) -> list[Check]:
     full = repaired(np.arange(first, total), "packed")
     off, tie = _greedy(model, full, clean, total)
     tolerance = TOLERANCE[model.dtype]
-    exact = max(_EXECUTORS, tolerance / 10)
+    exact = _EXACT if model.dtype == torch.float32 else tolerance
     return [
         _check("shift", _distance(shifted, clean, total, layers=1), exact),
         _check("full budget", _distance(full, clean, total), tolerance),

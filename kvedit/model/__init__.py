@@ -163,9 +163,14 @@ class Model:
             on_layer: Called with the number of layers done, after each.
             on_query: Called in each layer with its index and the rotated queries
                 `[Hq, N, D]`, once the keys of the rows are in the cache.
+
+        Raises:
+            ValueError: There are not as many ids as rows, or the rows do not fit the cache.
         """
         network, count = self.network.model, len(ids)
         place = rows if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop, device=self.device)
+        if len(place) != count or int(place[-1]) >= cache.capacity:
+            raise ValueError(f"{count} ids cannot go to {len(place)} rows of a cache of {cache.capacity}")
         cos, sin = self.rope.angles(place, self.dtype)
         prepare = choose(rows, count, self.device) if attend is None else attend
         mix = prepare(cache, place, self.scaling)

@@ -67,7 +67,7 @@ def admit(config: Any) -> None:
             raise _refuse(name, "set", "and only plain text models are")
     for name, what in _ABSENT:
         value = getattr(config, name, None)
-        if value not in (None, 0, 1.0):
+        if value is True or value not in (None, 0, 1.0):
             raise _refuse(name, value if isinstance(value, int | float) else "set", f"which means {what}")
     for kind in getattr(config, "layer_types", None) or ():
         if kind != "full_attention":

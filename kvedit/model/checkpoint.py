@@ -66,7 +66,7 @@ def read_network(
     except Exception as error:
         # Damaged shards surface as whatever the reader of the day raises; all mean one thing.
         raise ModelError(
-            f"The weights in {directory} cannot be read ({first_line(error)}).",
+            f"The weights in {directory} cannot be read ({brief(error)}).",
             "Download the model again, or remove the folder so that it is converted anew.",
         ) from None
     check_whole(found, directory)
@@ -87,7 +87,7 @@ def _read_config(directory: Path) -> Any:
     except Exception as error:
         # A wrong type, an unknown kind, code of its own, no JSON: each raises something else.
         raise ModelError(
-            f"{directory} holds no model configuration that can be read ({first_line(error)}).",
+            f"{directory} holds no model configuration that can be read ({brief(error)}).",
             "Give a folder with config.json, safetensors weights and tokenizer.json.",
         ) from None
 
@@ -105,7 +105,7 @@ def outline(config: Any) -> nn.Module:
             )
     except Exception as error:
         raise ModelError(
-            f"This model is not supported: its layers cannot be built ({first_line(error)}).", REMEDY
+            f"This model is not supported: its layers cannot be built ({brief(error)}).", REMEDY
         ) from None
     return network
 
@@ -140,7 +140,7 @@ def read_tokenizer(directory: Path) -> tuple[Tokenizer, Any]:
         return Tokenizer(tokenizer.backend_tokenizer.to_str()), tokenizer
     except Exception as error:
         raise ModelError(
-            f"{directory} holds no tokenizer that can be read ({first_line(error)}).",
+            f"{directory} holds no tokenizer that can be read ({brief(error)}).",
             "Download the whole model with its tokenizer.json.",
         ) from None
 
@@ -186,7 +186,6 @@ def _sample_tensors(file: BinaryIO, samples: Any) -> None:
             samples.update(file.read(min(_TENSOR_BYTES, stop - offset)))
 
 
-def first_line(error: Exception) -> str:
-    """Give the kind of an error and the first line of what it says, for a message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}"[:160] if lines else type(error).__name__
+def brief(error: Exception) -> str:
+    """Give the kind of an error and the beginning of what it says, on one line, for a message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:160].rstrip(".: ")

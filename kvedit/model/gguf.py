@@ -43,10 +43,10 @@ def convert_gguf(source: Path, target: Path) -> None:
         raise
     except Exception as error:
         # The GGUF reader raises whatever the damaged bytes lead it to.
-        from kvedit.model.checkpoint import first_line
+        from kvedit.model.checkpoint import brief
 
         raise ModelError(
-            f"{source} cannot be converted ({first_line(error)}).",
+            f"{source} cannot be converted ({brief(error)}).",
             "Check that the download is complete, or name the model's original folder.",
         ) from None
     make_folder(target.parent)
