@@ -39,6 +39,7 @@ CONFIG = {
         "device": str,
         "config": str,
         "weights": str,
+        "tensor_samples": str,
         "tokenizer": str,
         "chat_template": str,
     },
