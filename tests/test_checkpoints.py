@@ -179,14 +179,41 @@ def test_a_gguf_file_is_the_same_model_as_its_twin_in_safetensors(
     assert len(greedy(model)) > 3
 
 
-@pytest.mark.parametrize("add_bos", [None, False, True])
-def test_a_gguf_file_says_whether_a_text_begins_with_bos(tmp_path: Path, add_bos: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("more", "begins"),
+    [
+        ({}, False),
+        ({"add_bos": False}, False),
+        ({"add_bos": True}, True),
+        ({"pre": "llama-bpe"}, True),  # as llama.cpp does it where the file does not say
+        ({"pre": "llama-bpe", "add_bos": False}, False),
+    ],
+    ids=str,
+)
+def test_a_gguf_file_says_whether_a_text_begins_with_bos(
+    tmp_path: Path, more: dict[str, Any], begins: bool
+) -> None:
     """https://github.com/huggingface/transformers/pull/35715: the flag was lost."""
-    more = {} if add_bos is None else {"add_bos": add_bos}
     write_gguf(tmp_path / "base.gguf", tiny_network(), template=False, **more)
     model = Model.open(resolve(str(tmp_path / "base.gguf")), device="cpu")
-    assert list(model.layout(None).head_ids).count(1) == bool(add_bos)
-    assert (model.layout(None).head_ids[0] == 1) == bool(add_bos)
+    assert list(model.layout(None).head_ids).count(1) == begins
+    assert (model.layout(None).head_ids[0] == 1) == begins
+
+
+def test_a_gguf_file_splits_text_as_it_says(tmp_path: Path) -> None:
+    """Its digits apart, or words whole that no merges lead to."""
+    parts = {}
+    for pre in ("gpt-2", "smollm", "llama-bpe"):
+        write_gguf(tmp_path / f"{pre}.gguf", tiny_network(), pre=pre)
+        folder = resolve(str(tmp_path / f"{pre}.gguf"))
+        parts[pre] = json.loads((folder / "tokenizer.json").read_text())
+    assert [bool(part["model"].get("ignore_merges")) for part in parts.values()] == [False, False, True]
+    digits = {"type": "Digits", "individual_digits": True}
+    assert [digits in part["pre_tokenizer"].get("pretokenizers", []) for part in parts.values()] == [
+        False,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

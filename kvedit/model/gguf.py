@@ -22,7 +22,8 @@ from kvedit.files import make_folder, writing
 # back to, so it is right for the first of these, and for the second once digits are split apart.
 _GPT2_SPLIT = frozenset({"gpt-2", "mpt", "olmo", "jais", "roberta-bpe"})
 _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
-# Their vocabularies hold words that no merges lead to, and which are taken whole.
+# Their vocabularies hold words that no merges lead to, and which are taken whole; and BOS begins a
+# text, also where an older file does not say so (`tokenizer.ggml.add_bos_token`).
 _WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"})
 
 
@@ -92,6 +93,8 @@ def _read_metadata(source: Path) -> tuple[str | None, Any, Any]:
     config = AutoConfig.from_pretrained(source.parent, **local)
     admit(config)
     check_layout(outline(config))
+    if pre in _WHOLE_WORDS and "tokenizer.ggml.add_bos_token" not in metadata:
+        local["add_bos_token"] = True
     return pre, config, AutoTokenizer.from_pretrained(source.parent, **local)
 
 
