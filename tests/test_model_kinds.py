@@ -14,10 +14,12 @@ from conftest import DEFAULT, LLAMA3, YARN, part_of, save_tiny, tiny_config, tin
 from reference import load_session, prefill_states, stock_greedy
 from tokenizers.processors import TemplateProcessing
 from transformers import (
+    AriaTextConfig,
     BartConfig,
     BitNetConfig,
     BloomConfig,
     DeepseekV3Config,
+    Dots3NoteTextConfig,
     Ernie4_5Config,
     FalconConfig,
     Gemma2Config,
@@ -81,6 +83,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "ALiBi in Falcon": (lambda: FalconConfig(alibi=True), "alibi"),
     "learned positions in GPT-2": (lambda: GPT2Config(), "rope_parameters"),
     "learned positions in OPT": (lambda: OPTConfig(), "rope_parameters"),
+    "another attention in each layer": (lambda: Dots3NoteTextConfig(), "kv_lora_rank"),
+    "a mixture by another name": (lambda: AriaTextConfig(), "moe_num_experts"),
     "latent attention": (lambda: DeepseekV3Config(), "kv_lora_rank"),
     "Mamba": (lambda: MambaConfig(**SMALL), "state_size|layer_types"),
     "Jamba": (lambda: JambaConfig(num_experts=1), "mamba_d_state"),

@@ -28,6 +28,7 @@ _ABSENT: tuple[tuple[str, str], ...] = (
     ("num_local_experts", "a mixture of experts"),
     ("num_experts", "a mixture of experts"),
     ("n_routed_experts", "a mixture of experts"),
+    ("moe_num_experts", "a mixture of experts"),
     ("attn_logit_softcapping", "soft-capped attention"),
     ("final_logit_softcapping", "soft-capped logits"),
     ("embedding_multiplier", "scaled embeddings"),
@@ -51,6 +52,18 @@ def _refuse(field: str, value: object, why: str) -> ModelError:
     return ModelError(f"This model is not supported: its `{field}` is {value!r}, {why}.", REMEDY)
 
 
+def _field(config: Any, name: str) -> Any:
+    """Read a field that may not be there.
+
+    Raises:
+        ModelError: It is another one in each layer, for which transformers has an error of its own.
+    """
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        raise _refuse(name, "set", "and another in each layer") from None
+
+
 def admit(config: Any) -> None:
     """Refuse a configuration whose cache cannot be repaired exactly.
 
@@ -66,7 +79,7 @@ def admit(config: Any) -> None:
         if getattr(config, name, None) is not None:
             raise _refuse(name, "set", "and only plain text models are")
     for name, what in _ABSENT:
-        value = getattr(config, name, None)
+        value = _field(config, name)
         if value is True or value not in (None, 0, 1.0):
             raise _refuse(name, value if isinstance(value, int | float) else "set", f"which means {what}")
     for kind in getattr(config, "layer_types", None) or ():
