@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -62,14 +63,15 @@ def use(store: Store) -> None:
     """Make a session the current one."""
     store.read_manifest()
     with store.lock("use", now()):
-        store.write_manifest(replace(store.read_manifest(), used=now()))
+        used = Home(store.folder.parent).next_use()
+        store.write_manifest(replace(store.read_manifest(), used=used))
 
 
 def copy(store: Store, target: Store) -> None:
     """Copy a session; raises `UsageError` when there is one of the new name."""
     store.read_manifest()
     _check_free(target)
-    with target.lock("copy", now()):
+    with target.lock("copy", now(), new=True):
         _check_free(target)
         store.copy(target)
 
@@ -78,7 +80,7 @@ def rename(store: Store, target: Store) -> None:
     """Give a session another name; raises `UsageError` when there is one of that name."""
     store.read_manifest()
     _check_free(target)
-    if target.folder.exists():
+    if os.path.lexists(target.folder):
         raise UsageError(f"There is a folder {target.folder} already.", "Choose another name.")
     with store.lock("rename", now()):
         store.rename(target)
@@ -137,9 +139,10 @@ def _check_revision(
         known.clear()
         known[entry.state] = session.tokenizer.encode_text(revision.text).ids
     ids = np.concatenate([head, known[entry.state], np.array(revision.turns, dtype=np.int64)])
+    total = sum(piece.length for piece in revision.rows)
+    if total != len(ids):
+        return [f"Revision {number} has {total} rows for {len(ids)} tokens."]
     rows = RowTable.from_pieces(revision.rows, entry.frontier)
-    if len(rows) != len(ids):
-        return [f"Revision {number} has {len(rows)} rows for {len(ids)} tokens."]
     findings: list[str] = []
     row = 0
     for piece in revision.rows:

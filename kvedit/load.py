@@ -15,7 +15,7 @@ from kvedit.model import CHUNK_ROWS, Model
 from kvedit.prompt import check_context, encode_body
 from kvedit.refresh import prefill_
 from kvedit.rows import MISSING, RowTable
-from kvedit.store import Entry, Journal, JournalRecord, Manifest, ModelRecord, Revision, Store
+from kvedit.store import Entry, Home, Journal, JournalRecord, Manifest, ModelRecord, Revision, Store
 from kvedit.timing import Timings, now, waiter
 
 IntArray = npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ def prefill_document(
         created = now()
         manifest = Manifest(
             created=created,
-            used=created,
+            used=Home(store.folder.parent).next_use(),
             source=document.source.path,
             encoding=document.source.encoding,
             bom=document.source.bom,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvedit.document import Document, Edit, Source
-from kvedit.errors import SessionError
+from kvedit.errors import ModelError, SessionError
+from kvedit.files import damaged
 from kvedit.prompt import Prompt, check_context, encode_body
 from kvedit.rows import RowTable
 from kvedit.store import Entry, Journal, Manifest, Revision, Store
@@ -58,19 +60,16 @@ class Present:
 
     def _read(self) -> None:
         manifest, journal = self.store.read()
-        self.tokenizer = Tokenizer(self.store.read_tokenizer(manifest.tokenizer))
+        self.tokenizer = _tokenizer(self.store.read_tokenizer(manifest.tokenizer))
+        if self.tokenizer.fingerprint != manifest.model.parts["tokenizer"]:
+            raise damaged("the tokenizer", "is not that of the model")
         self._show(manifest, journal, journal.revision(manifest.revision))
 
     def _show(self, manifest: Manifest, journal: Journal, revision: Revision) -> None:
         document = Document(revision.text, Source(manifest.source, manifest.encoding, manifest.bom))
         tokens = self.tokenizer.encode_text(document.text)
-        rows = RowTable.from_pieces(revision.rows, revision.entry.frontier)
         expected = len(manifest.head_ids) + len(tokens) + len(revision.turns)
-        if len(rows) != expected:
-            raise SessionError(
-                f"The session is damaged: it has {len(rows)} rows for {expected} tokens.",
-                "Load the document again with `kvedit load FILE --force`.",
-            )
+        rows = _unrolled(revision, expected)
         self.manifest, self.journal, self.revision = manifest, journal, revision
         self.document, self.tokens, self.rows = document, tokens, rows
 
@@ -83,11 +82,14 @@ class Present:
         """Give the ids of all rows of a revision, `int64 [N]`, and where each of them lives."""
         revision = self.journal.revision(number)
         ids = self._joined(self.tokenizer.encode_text(revision.text).ids, revision.turns)
-        return ids, RowTable.from_pieces(revision.rows, revision.entry.frontier)
+        return ids, _unrolled(revision, len(ids))
 
     def _joined(self, body: IntArray, turns: Sequence[int]) -> IntArray:
         head, spoken = (np.array(part, dtype=np.int64) for part in (self.manifest.head_ids, turns))
-        return np.concatenate([head, body, spoken])
+        ids = np.concatenate([head, body, spoken])
+        if self._model is not None and int(ids.max(initial=0)) >= self._model.vocabulary:
+            raise damaged("a token id", "is none of the model's")
+        return ids
 
     @property
     def document_rows(self) -> int:
@@ -139,8 +141,14 @@ class Present:
 
         record = self.manifest.model
         at_load = Path(record.directory)
-        known = name is None and at_load.is_dir()
-        directory = at_load if known else resolve(name or record.name, report)
+        known = name is None and at_load.is_absolute() and os.path.isdir(at_load)
+        try:
+            directory = at_load if known else resolve(name or record.name, report)
+        except OSError as error:  # a name that is too long for a file, a folder that is closed
+            raise ModelError(
+                f"The model '{name or record.name}' cannot be looked for: {error.strerror}.",
+                "Give its folder with --model.",
+            ) from None
         return Model.open(directory, device=record.device, dtype=record.dtype)
 
     def use_model(self, model: Model) -> None:
@@ -158,6 +166,8 @@ class Present:
                     f"Use the model '{self.manifest.model.name}' as it was, or load the document "
                     "again with `kvedit load FILE --force`.",
                 )
+        for name, (keys, _) in self.segments.items():
+            _check_sizes(name, keys, model)
         self._model, self._working = model, None
 
     @contextmanager
@@ -195,6 +205,10 @@ class Present:
                         return False
                     limit = None if limit is None else limit - 1
                     tensors = self.store.read_segment(piece.segment)
+                    if str(tensors["keys"].dtype) != f"torch.{self.manifest.model.dtype}":
+                        raise damaged(f"segment {piece.segment}", "has another dtype than the model")
+                    if self._model is not None:
+                        _check_sizes(piece.segment, tensors["keys"], self._model)
                     self.segments[piece.segment] = (tensors["keys"], tensors["values"])
                     self._segment_ids[piece.segment] = tensors["ids"].numpy()
                 held = self._segment_ids[piece.segment][piece.start : piece.start + piece.length]
@@ -298,3 +312,34 @@ class Present:
             place = states.rows.cpu().numpy()
             rows = rows.computed(place, self.store.write_segment(states, ids[place]))
         self.commit(command, rows, turns=turns)
+
+
+def _tokenizer(serialized: str) -> Tokenizer:
+    try:
+        return Tokenizer(serialized)
+    except Exception:  # whatever the library says of it; the class is not more exact
+        raise damaged("the tokenizer", "cannot be understood") from None
+
+
+def _unrolled(revision: Revision, expected: int) -> RowTable:
+    """Give the rows of a revision of so many tokens; they are counted before memory is taken for them.
+
+    Raises:
+        SessionError: They are more or fewer, or some before the frontier have no state.
+    """
+    total, frontier = sum(piece.length for piece in revision.rows), revision.entry.frontier
+    if total != expected:
+        raise SessionError(
+            f"The session is damaged: it has {total} rows for {expected} tokens.",
+            "Load the document again with `kvedit load FILE --force`.",
+        )
+    rows = RowTable.from_pieces(revision.rows, frontier)
+    if frontier > total or rows.missing[:frontier].any():
+        raise damaged(f"revision {revision.entry.number}", "has missing rows before its frontier")
+    return rows
+
+
+def _check_sizes(name: str, keys: Tensor, model: Model) -> None:
+    layers, heads, _, width = keys.shape
+    if (layers, heads, width) != (model.layers, model.heads, model.width):
+        raise damaged(f"segment {name}", "has other sizes than the model")

@@ -6,10 +6,13 @@ import hashlib
 import shlex
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from kvedit.document import Document, Edit, Source
 from kvedit.edits import escape
+from kvedit.files import damaged
 from kvedit.store import Entry, Manifest
+from kvedit.store.records import changed
 
 _VERBATIM = ("delete", "move", "ask", "heal", "forget")
 
@@ -39,12 +42,27 @@ def script(manifest: Manifest, past: Sequence[Entry], texts: Iterable[str]) -> s
         words += [option, value]
     lines.append(shlex.join(words))
     for entry, text in zip(past[1:], texts, strict=True):
-        if entry.command.partition(" ")[0] in _VERBATIM:
-            lines.append(entry.command)
+        words = _checked(entry, before, text)
+        if words[0] in _VERBATIM:
+            lines.append(shlex.join(words))  # one command, whatever is written there
         else:
             lines += spell(Document(before), entry.changes)
         before = text
     return "\n".join(lines) + "\n"
+
+
+def _checked(entry: Entry, before: str, text: str) -> list[str]:
+    """Give the words of the command that made a revision.
+
+    Raises:
+        SessionError: The text that it led to is not the one before it with its changes: a whole line
+            of the journal holds both.
+    """
+    with suppress(ValueError):
+        words = shlex.split(entry.command)
+        if words and changed(before, entry.changes) == text:
+            return words
+    raise damaged(f"revision {entry.number}", "was not made as it says")
 
 
 def spell(document: Document, changes: Sequence[Edit]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvedit import edits
 from kvedit.document import Document, Edit, LineRange
 from kvedit.errors import UsageError
+from kvedit.files import damaged
 from kvedit.present import Present
 from kvedit.reports import Answer, Change, Explanation, Healed, Purge, Status, Token, Verification
 from kvedit.script import script
@@ -128,7 +129,7 @@ class Session(Present):
             context_length=model.context_length,
             parts=model.parts,
         )
-        with store.lock("load", now()):
+        with store.lock("load", now(), new=True):
             check_new()
             prefill_document(store, document, model, record, system, timings, progress)
             place.keep_out_of_version_control()
@@ -537,6 +538,8 @@ class Session(Present):
         """
         entries = [self.journal.entry(number) for number in range(state, len(self.journal))]
         entries = [entry for entry in entries if entry.state == state]
+        if not entries:
+            raise damaged(f"revision {state}", "is of another text than it says")
         turns = self.journal.revision(entries[-1].number).turns
         for entry in sorted(entries, key=lambda entry: (entry.frontier, entry.number), reverse=True):
             if entry.tokens == entries[-1].tokens and self.journal.revision(entry.number).turns == turns:

@@ -16,7 +16,12 @@ def clock() -> float:
 
 def now() -> str:
     """The date and time in UTC, as ISO 8601 to the microsecond; sorts as time does."""
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return iso(datetime.now(UTC))
+
+
+def iso(moment: datetime) -> str:
+    """Write a time in UTC as `now` does."""
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def waiter(device: str) -> Callable[[], None]:

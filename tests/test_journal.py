@@ -20,6 +20,7 @@ from kvedit.rows import Piece
 from kvedit.store import Entry, Journal, JournalRecord, Revision
 from kvedit.store import journal as room
 
+S1, S2, S3 = (digit * 32 for digit in "123")
 steady = settings(derandomize=True, deadline=None, max_examples=40)
 TEXTS = st.lists(
     st.sampled_from(["a\n", "b\n", "\r\n", "\n", "\r", "\u2028", "\x85", "日本\n", "🙂", '"\\', "\x1b"]),
@@ -28,9 +29,7 @@ TEXTS = st.lists(
 PIECES = st.lists(
     st.one_of(
         st.builds(Piece, st.none(), st.just(0), st.integers(1, 9)),
-        st.builds(
-            Piece, st.sampled_from(["s1", "s2", "s3"]), st.integers(0, 99), st.integers(1, 9), st.booleans()
-        ),
+        st.builds(Piece, st.sampled_from([S1, S2, S3]), st.integers(0, 99), st.integers(1, 9), st.booleans()),
     ),
     max_size=6,
 ).map(tuple)
@@ -89,11 +88,11 @@ def wholes(folder: Path, journal: Journal) -> list[int]:
 def chain(count: int, line: str = "a line of the text, number {}\n") -> Iterator[Revision]:
     """A document and edits of one line each, one after the other."""
     lines = [line.format(number) for number in range(200)]
-    last = revision(0, None, "".join(lines), (Piece("s1", 0, 4000),))
+    last = revision(0, None, "".join(lines), (Piece(S1, 0, 4000),))
     yield last
     for number in range(1, count):
         lines[number % 200] = f"changed {number}\n"
-        rows = (Piece("s1", 0, number), Piece(None, 0, 3), Piece("s1", number + 3, 3997 - number))
+        rows = (Piece(S1, 0, number), Piece(None, 0, 3), Piece(S1, number + 3, 3997 - number))
         last = revision(number, last, "".join(lines), rows)
         yield last
 
@@ -136,14 +135,14 @@ def test_a_journal_may_be_closed_and_opened_between_any_two_revisions(past, data
 
 
 def test_a_revision_after_another_than_the_latest_is_of_that_one(tmp_path):
-    first = revision(0, None, "a\nb\n", (Piece("s1", 0, 4),), (7,))
-    left = revision(1, first, "a\n", (Piece("s1", 0, 2),))
-    right = revision(2, first, "a\nb\nc\n", (Piece("s1", 0, 4), Piece(None, 0, 2)), (7, 8, 9))
-    again = revision(3, left, "a\nd\n", (Piece("s1", 0, 2), Piece("s2", 0, 2)), (7, 8))
+    first = revision(0, None, "a\nb\n", (Piece(S1, 0, 4),), (7,))
+    left = revision(1, first, "a\n", (Piece(S1, 0, 2),))
+    right = revision(2, first, "a\nb\nc\n", (Piece(S1, 0, 4), Piece(None, 0, 2)), (7, 8, 9))
+    again = revision(3, left, "a\nd\n", (Piece(S1, 0, 2), Piece(S2, 0, 2)), (7, 8))
     journal = Journal(tmp_path, write(tmp_path, [first, left, right, again]).record)
     assert [journal.revision(number) for number in (3, 1, 2, 0)] == [again, left, right, first]
     assert wholes(tmp_path, journal) == [0]
-    assert journal.segments() == {"s1", "s2"}
+    assert journal.segments() == {S1, S2}
 
 
 # --- size -------------------------------------------------------------------------------------
@@ -219,8 +218,8 @@ def test_a_whole_revision_that_no_manifest_counts_is_none(tmp_path):
 
 
 def test_any_flipped_bit_is_noticed(tmp_path):
-    past = [revision(0, None, "a\nb 🙂\n", (Piece("s1", 0, 9),))]
-    past.append(revision(1, past[0], "a\nc\n", (Piece("s1", 0, 2), Piece(None, 0, 1)), (3, 4)))
+    past = [revision(0, None, "a\nb 🙂\n", (Piece(S1, 0, 9),))]
+    past.append(revision(1, past[0], "a\nc\n", (Piece(S1, 0, 2), Piece(None, 0, 1)), (3, 4)))
     record = write(tmp_path, past).record
     path = tmp_path / record.name
     intact = path.read_bytes()

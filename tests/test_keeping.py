@@ -207,7 +207,7 @@ def test_a_session_that_another_process_holds_is_left_alone(store, verb):
 
 
 def test_a_copy_is_not_made_where_another_process_makes_one(store):
-    with target(store).lock("load", "noon"), pytest.raises(LockedError, match="'twin'"):
+    with target(store).lock("load", "noon", new=True), pytest.raises(LockedError, match="'twin'"):
         keeping.copy(store, target(store))
     assert not target(store).exists()
 
@@ -215,10 +215,10 @@ def test_a_copy_is_not_made_where_another_process_makes_one(store):
 def test_a_copy_does_not_replace_what_another_process_made_meanwhile(store, monkeypatch):
     lock = Store.lock
 
-    def late(self: Store, *args: str) -> object:
+    def late(self: Store, *args: str, **more: bool) -> object:
         monkeypatch.undo()
         keeping.copy(store, self)  # the other process is faster
-        return lock(self, *args)
+        return lock(self, *args, **more)
 
     monkeypatch.setattr(Store, "lock", late)
     with pytest.raises(UsageError, match="'twin' already"):
@@ -266,7 +266,9 @@ def test_a_damaged_session_can_be_removed(store, damage):
 
 def test_compacting_drops_orphans_and_nothing_that_a_revision_reaches(store, llama):
     before = contents(store.folder)
-    left = {"segments/0.safetensors": b"x" * 100, "tokenizers/0.json": b"y" * 10, "journal-0.jsonl": b"z"}
+    name = "0" * 32
+    left = {f"segments/{name}.safetensors": b"x" * 100, f"tokenizers/{name}.json": b"y" * 10}
+    left[f"journal-{name}.jsonl"] = b"z"
     left["segments/1.safetensors.7.ab.tmp"] = b"half"
     for name, data in left.items():
         (store.folder / name).write_bytes(data)

@@ -61,6 +61,7 @@ class Model:
             the embeddings.
         spread: Whether its layers lie on several devices.
         context_length: Positions that it was made for.
+        vocabulary: How many ids have an embedding.
         stop_ids: Ids that end an answer.
         mean_embedding: Of the whole vocabulary's input embeddings, `float32 [hidden]`.
         parts: Fingerprint, by the name of the part.
@@ -81,6 +82,7 @@ class Model:
         self.width: int = attention.head_dim
         self.scaling: float = attention.scaling
         self.context_length: int = config.max_position_embeddings
+        self.vocabulary: int = network.model.embed_tokens.weight.shape[0]
         self.dtype: torch.dtype = network.dtype
         self.device: torch.device = network.device
         self.spread = len(set(getattr(network, "hf_device_map", {}).values())) > 1

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvedit import files
-from kvedit.errors import SessionError, UsageError
+from kvedit.errors import KveditError, SessionError, UsageError
+from kvedit.store import checks
 from kvedit.store.journal import Journal
 from kvedit.store.lock import write_lock
 from kvedit.store.records import (
@@ -33,6 +34,7 @@ from kvedit.store.records import (
     dump_manifest,
     parse_manifest,
 )
+from kvedit.timing import iso, now
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,8 +43,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "Home", "Journal", "JournalRecord", "Manifest", "ModelRecord", "Revision", "Store"]
 
-_KINDS = ("tokenizers", "segments")
+_KINDS = {"tokenizers": "json", "segments": "safetensors"}
 _NAME = re.compile(r"[\w][\w.\-]{0,63}")
+_LEFT_OVER = re.compile(r".+\.[0-9]+\.[0-9a-f]+" + re.escape(files.TEMPORARY))
+_MANIFEST_BYTES = 1 << 22
+_TOKENIZER_BYTES = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,11 @@ class Home:
 
     def stores(self) -> list[Store]:
         """Give the stores of all sessions, by name."""
-        return [Store(path.parent) for path in sorted(self.folder.glob("[!.]*/session.json"))]
+        try:
+            names = sorted(name for name in os.listdir(self.folder) if _NAME.fullmatch(name))
+        except OSError:
+            return []
+        return [store for store in map(self.store, names) if store.exists()]
 
     def current(self) -> Store:
         """Give the store of the session that was loaded or chosen last.
@@ -98,12 +107,24 @@ class Home:
             )
         return max(used, key=lambda item: item[:2])[2]
 
+    def next_use(self) -> str:
+        """Give the time for a session that is loaded or chosen now: later than that of all others.
+
+        So the last one is the current one, though the clock was set back in between.
+        """
+        latest = now()
+        for store in self.stores():
+            with suppress(SessionError):
+                used = store.read_manifest().used
+                if used >= latest:
+                    latest = iso(datetime.fromisoformat(used) + timedelta(microseconds=1))
+        return latest
+
     def keep_out_of_version_control(self) -> None:
         """Tell git to leave the sessions alone."""
         path = self.folder / ".gitignore"
-        if not path.exists() or not path.stat().st_size:
-            with files.writing(path):
-                path.write_text("*\n", encoding="utf-8")
+        if files.kind_of(path) == "nothing" or (files.kind_of(path) == "a file" and not path.stat().st_size):
+            files.replace_file(path, b"*\n")
 
 
 class Store:
@@ -123,13 +144,32 @@ class Store:
         return self.folder.name
 
     def exists(self) -> bool:
-        """Whether a session was ever completed here."""
-        return (self.folder / "session.json").is_file()
+        """Whether a session was ever completed here, sound or not."""
+        return files.kind_of(self.folder / "session.json") != "nothing"
 
-    def lock(self, command: str, since: str) -> AbstractContextManager[None]:
-        """Hold the session for writing; raises `LockedError` when another process does."""
-        files.make_folder(self.folder)
-        return write_lock(self.folder, command, since)
+    @contextmanager
+    def lock(self, command: str, since: str, *, new: bool = False) -> Iterator[None]:
+        """Hold the session for writing, and remove what a killed writer was writing.
+
+        Args:
+            command: What the holder is doing, one word.
+            since: When it began.
+            new: Make the session's folder, if it is not there.
+
+        Raises:
+            LockedError: Another process holds it.
+            SessionError: There is no such folder, or it is a link.
+        """
+        if new:
+            files.make_folder(self.folder)
+        elif files.kind_of(self.folder) == "nothing":
+            raise self._no_session()
+        with write_lock(self._inside(), command, since):
+            for folder in self._folders():
+                for name in _names(folder):
+                    if _LEFT_OVER.fullmatch(name):
+                        _discard(folder / name)
+            yield
 
     def read_manifest(self) -> Manifest:
         """Read `session.json`.
@@ -138,20 +178,41 @@ class Store:
             SessionError: There is no session, or it is damaged.
         """
         if not self.exists():
-            raise SessionError(
-                f"There is no session '{self.name}' in {self.folder.parent}.",
-                "Load a document first: `kvedit load FILE`.",
-            )
-        data = files.read_file(self.folder / "session.json", "session.json")
+            raise self._no_session()
+        data = files.read_file(self._inside() / "session.json", "session.json", _MANIFEST_BYTES)
         try:
             return parse_manifest(data)
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             raise files.damaged("session.json", "cannot be understood") from None
+
+    def _no_session(self) -> SessionError:
+        return SessionError(
+            f"There is no session '{self.name}' in {self.folder.parent}.",
+            "Load a document first: `kvedit load FILE`.",
+        )
+
+    def _inside(self, kind: str | None = None) -> Path:
+        """Give the session's folder, or one in it; raises `SessionError` where it is a link."""
+        files.check_plain(self.folder, folder=True)
+        if kind is None:
+            return self.folder
+        files.check_plain(self.folder / kind, folder=True)
+        return self.folder / kind
+
+    def _folders(self) -> list[Path]:
+        """The session's folder and those in it, as far as they are there and no links."""
+        folders = (self.folder, *(self.folder / kind for kind in _KINDS))
+        return [folder for folder in folders if files.kind_of(folder) == "a folder"]
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Replace `session.json` at once: the moment at which a command takes effect."""
         data = dump_manifest(manifest)
-        files.replace_file(self.folder / "session.json", data)
+        if len(data) > _MANIFEST_BYTES:
+            raise KveditError(
+                f"The session's settings take more than {_MANIFEST_BYTES} bytes.",
+                "Load the document again, with a shorter --system.",
+            )
+        files.replace_file(self._inside() / "session.json", data)
         self.written_bytes += len(data)
 
     def read(self) -> tuple[Manifest, Journal]:
@@ -159,12 +220,16 @@ class Store:
         manifest = self.read_manifest()
         while True:
             try:
-                return manifest, Journal(self.folder, manifest.journal)
+                journal = Journal(self._inside(), manifest.journal)
+                break
             except SessionError:
                 # Another process may have put a new journal in the old one's place meanwhile.
                 before, manifest = manifest, self.read_manifest()
                 if manifest.journal.name == before.journal.name:
                     raise
+        if max(manifest.revision, *manifest.undone, 0) >= len(journal):
+            raise files.damaged("session.json", "names a revision that the journal does not have")
+        return manifest, journal
 
     def append(self, journal: Journal, revision: Revision) -> None:
         """Write a revision into the session's journal."""
@@ -172,17 +237,22 @@ class Store:
 
     def read_tokenizer(self, name: str) -> str:
         """Read the tokenizer's JSON; raises `SessionError` when it is damaged."""
-        data = files.read_file(self.folder / "tokenizers" / f"{name}.json", "the tokenizer")
+        path = self._inside("tokenizers") / f"{name}.json"
+        data = files.read_file(path, "the tokenizer", _TOKENIZER_BYTES)
         if files.digest(data) != name:
             raise files.damaged("the tokenizer", "does not match its checksum")
-        return data.decode("utf-8")
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            raise files.damaged("the tokenizer", "cannot be understood") from None
 
     def write_tokenizer(self, serialized: str) -> str:
         """Write the tokenizer's JSON; give its name."""
         data = serialized.encode("utf-8")
         name = files.digest(data)
-        files.make_folder(self.folder / "tokenizers")
-        files.replace_file(self.folder / "tokenizers" / f"{name}.json", data)
+        folder = self._inside("tokenizers")
+        files.make_folder(folder)
+        files.replace_file(folder / f"{name}.json", data)
         self.written_bytes += len(data)
         return name
 
@@ -190,13 +260,13 @@ class Store:
         """Read the tensors of a segment; raises `SessionError` when it is damaged."""
         from kvedit.store.segments import read_segment
 
-        return read_segment(self.folder / "segments", name)
+        return read_segment(self._inside("segments"), name)
 
     def write_segment(self, states: States, ids: npt.NDArray[np.int64]) -> str:
         """Write rows as a segment; give its name."""
         from kvedit.store.segments import SUFFIX, write_segment
 
-        folder = self.folder / "segments"
+        folder = self._inside("segments")
         files.make_folder(folder)
         name = write_segment(folder, states, ids)
         self.written_bytes += (folder / f"{name}{SUFFIX}").stat().st_size
@@ -204,10 +274,12 @@ class Store:
 
     def size_bytes(self) -> int:
         """Bytes that the session takes on disk."""
-        return sum(path.stat().st_size for path in self._files())
+        return sum(map(_size, self._files()))
 
     def sweep(self, manifest: Manifest | None, journal: Journal | None) -> int:
         """Remove every file that no revision of the journal reaches; all of them without one.
+
+        Only what has the name of a session's file: what else lies there is not kvedit's.
 
         Returns:
             Bytes that were freed.
@@ -222,8 +294,10 @@ class Store:
         freed = 0
         for path in self._files():
             if path not in kept:
-                freed += path.stat().st_size
-                path.unlink(missing_ok=True)
+                size = _size(path)
+                with files.writing(path):
+                    _discard(path)
+                freed += size
         return freed
 
     def copy(self, target: Store) -> None:
@@ -232,19 +306,30 @@ class Store:
         The copy never is the current session by itself.
         """
         manifest, journal = self.read()
-        for kind in _KINDS:
-            files.make_folder(target.folder / kind)
-        names = [f"segments/{name}.safetensors" for name in journal.segments()]
-        for name in (f"tokenizers/{manifest.tokenizer}.json", *names, manifest.journal.name):
-            _link(self.folder / name, target.folder / name, share="/" in name)
-        files.truncate_file(target.folder / manifest.journal.name, manifest.journal.size_bytes)
+        names = {"tokenizers": [manifest.tokenizer], "segments": sorted(journal.segments())}
+        for kind, suffix in _KINDS.items():
+            source, place = self._inside(kind), target._inside(kind)
+            files.make_folder(place)
+            for name in names[kind]:
+                _share(source / f"{name}.{suffix}", place / f"{name}.{suffix}")
+        record = manifest.journal
+        _discard(target.folder / record.name)
+        files.copy_file(self.folder / record.name, target.folder / record.name, record.size_bytes)
         target.write_manifest(replace(manifest, used=""))
 
     def remove(self) -> None:
-        """Remove the session; the caller holds its lock. Killed midway, it is gone all the same."""
-        with files.writing(self.folder):
-            (self.folder / "session.json").unlink(missing_ok=True)
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove the session; the caller holds its lock. Killed midway, it is gone all the same.
+
+        What is not kvedit's stays, and the folder with it.
+        """
+        _discard(self.folder / "session.json")
+        for path in self._files():
+            _discard(path)
+        with suppress(OSError):
+            for name in ("holder.json", "lock"):
+                (self.folder / name).unlink(missing_ok=True)
+            for folder in reversed(self._folders()):
+                folder.rmdir()
 
     def rename(self, target: Store) -> None:
         """Give the session another name; the caller holds its lock."""
@@ -253,21 +338,51 @@ class Store:
         self.folder = target.folder
 
     def _files(self) -> Iterator[Path]:
-        """The session's files, but for lock and holder; `session.json` comes last."""
-        for kind in _KINDS:
-            yield from (self.folder / kind).glob("*")
-        yield from self.folder.glob("journal-*")
-        with suppress(OSError):
-            if self.exists():
-                yield self.folder / "session.json"
+        """The session's files, by their names, but for lock and holder; `session.json` comes last."""
+        for kind, suffix in _KINDS.items():
+            folder = self.folder / kind
+            if files.kind_of(folder) in ("a folder", "nothing"):
+                yield from (folder / name for name in _names(folder) if _is_ours(name, suffix))
+            else:
+                yield folder  # a link: where it leads is not the session's
+        yield from (self.folder / name for name in _names(self.folder) if checks.JOURNAL.fullmatch(name))
+        if self.exists():
+            yield self.folder / "session.json"
 
 
-def _link(source: Path, target: Path, *, share: bool) -> None:
+def _is_ours(name: str, suffix: str) -> bool:
+    stem, _, end = name.partition(".")
+    return end == suffix and checks.NAME.fullmatch(stem) is not None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder)) if files.kind_of(folder) == "a folder" else []
+    except OSError:
+        return []
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+def _discard(path: Path) -> None:
+    """Remove what has the name of a session's file; of a link the link, of folders only an empty one."""
+    with files.writing(path):
+        if files.kind_of(path) == "a folder":
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _share(source: Path, target: Path) -> None:
     """Make a file appear at `target`: as the same file where that can be shared, else as a copy."""
-    with files.writing(target):
-        target.unlink(missing_ok=True)
-        if share:
-            with suppress(OSError):  # another file system, or one without hard links
-                os.link(source, target)
-                return
-        shutil.copyfile(source, target)
+    files.check_plain(source)
+    _discard(target)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        files.copy_file(source, target)

@@ -8,17 +8,26 @@ whole one are as long as that one was.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 from kvedit import files
-from kvedit.document import Document
+from kvedit.errors import KveditError
 from kvedit.files import damaged
-from kvedit.store.records import Entry, JournalRecord, Revision, dump_revision, parse_entry, parse_revision
+from kvedit.store.records import (
+    JOURNAL_BYTES,
+    Entry,
+    JournalRecord,
+    Revision,
+    dump_revision,
+    parse_entry,
+    parse_line,
+    parse_revision,
+)
 
 _LEAST_BYTES = 16384  # lines that one may have to read, however short the document is
 _SUFFIX = ".jsonl"
+_LINE_BYTES = 100  # every line is longer, so there are not too many of them to hold
 
 
 class Journal:
@@ -40,7 +49,9 @@ class Journal:
         self._size_bytes = len(data)
         if record and self.record != record:
             raise damaged("the journal", "does not match its checksum")
-        self._lines = data.splitlines()
+        if (data and not data.endswith(b"\n")) or data.count(b"\n") > 1 + len(data) // _LINE_BYTES:
+            raise damaged("the journal", "does not consist of lines")
+        self._lines = data.split(b"\n")[:-1]
         self._known: Revision | None = None  # the last one read or written
 
     @property
@@ -52,39 +63,47 @@ class Journal:
         return len(self._lines)
 
     def entry(self, number: int) -> Entry:
-        """Give what the log says of a revision."""
-        try:
-            return parse_entry(self._fields(number))
-        except (ValueError, KeyError, TypeError, IndexError):
-            raise damaged(f"revision {number}", "cannot be understood") from None
+        """Give what the log says of a revision; raises `SessionError` when it cannot be understood."""
+        return parse_entry(self._fields(number))
 
     def revision(self, number: int) -> Revision:
         """Read a revision; raises `SessionError` when it cannot be understood."""
+        lines: list[dict[str, Any]] = []
+        sizes: list[int] = []
+        at = number
+        while not (self._known and at == self._known.entry.number):
+            lines.append(self._fields(at))
+            sizes.append(len(self._lines[at]))
+            if "text" in lines[-1]:
+                # No writer lets one read more than this; see `append`.
+                if sum(sizes[1:-1]) > max(sizes[-1], _LEAST_BYTES):
+                    raise damaged(f"revision {number}", "is too far from a whole line")
+                break
+            at = lines[-1]["parent"]
+        found = self._known
         try:
-            lines: list[dict[str, Any]] = []
-            at: int | None = number
-            while at is not None and not (self._known and at == self._known.entry.number):
-                lines.append(self._fields(at))
-                at = None if "text" in lines[-1] else lines[-1]["parent"]
-            found = self._known if at is not None else None
-            text = found.text if found else ""
             for fields in reversed(lines):
-                whole = fields.get("text")
-                changes = parse_entry(fields).changes
-                text = whole if whole is not None else Document(text).apply(changes).text
-                found = parse_revision(fields, text, None if whole is not None else found)
-            if found is None:
-                raise ValueError("no revision")
-            self._known = found
-            return found
-        except (ValueError, KeyError, TypeError, IndexError):
-            raise damaged(f"revision {number}", "cannot be understood") from None
+                found = parse_revision(fields, None if "text" in fields else found)
+        except ValueError:
+            raise damaged(f"revision {number}", "does not fit the one before it") from None
+        assert found is not None
+        self._known = found
+        return found
 
     def append(self, revision: Revision) -> bytes:
-        """Write a revision at the end; it counts once the manifest says so."""
+        """Write a revision at the end; it counts once the manifest says so.
+
+        Raises:
+            KveditError: It cannot be written, or the journal would be larger than one is read.
+        """
         parent = revision.entry.parent
         whole = parent is None or self._is_far(parent)
         line = dump_revision(revision, None if whole or parent is None else self.revision(parent))
+        if self._size_bytes + len(line) > JOURNAL_BYTES:
+            raise KveditError(
+                f"The session's journal would be larger than {JOURNAL_BYTES} bytes.",
+                "Run `kvedit purge`, which drops the past, or load the document again.",
+            )
         if not self._name:
             self._name = f"journal-{files.digest(line)}{_SUFFIX}"
         files.append_file(self._folder / self._name, self._size_bytes, line)
@@ -95,17 +114,17 @@ class Journal:
         return line
 
     def segments(self) -> set[str]:
-        """Names of all segments that any revision points into."""
+        """Names of all segments that any revision points into; raises as `entry` does."""
         found = {piece[0] for number in range(len(self)) for piece in self._fields(number)["rows"][1]}
         return {name for name in found if name is not None}
 
     def _fields(self, number: int) -> dict[str, Any]:
-        if not 0 <= number < len(self._lines):
-            raise IndexError(number)
-        fields: dict[str, Any] = json.loads(self._lines[number])
-        if fields["number"] != number or (fields["parent"] is not None and fields["parent"] >= number):
-            raise ValueError("out of order")
-        return fields
+        try:
+            if not 0 <= number < len(self._lines):
+                raise ValueError("no such line")
+            return parse_line(self._lines[number], number)
+        except ValueError:
+            raise damaged(f"revision {number}", "cannot be understood") from None
 
     def _is_far(self, number: int) -> bool:
         """Whether the lines from the last whole one to this one have become longer than that one."""
@@ -119,7 +138,7 @@ class Journal:
 
 
 def _read(path: Path, size_bytes: int) -> bytes:
-    data = files.read_file(path, "the journal")
+    data = files.read_file(path, "the journal", JOURNAL_BYTES)
     if len(data) < size_bytes:
         raise damaged("the journal", f"has {len(data)} bytes of {size_bytes}")
     return data[:size_bytes]

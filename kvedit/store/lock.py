@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from kvedit.errors import LockedError
-from kvedit.files import TEMPORARY, replace_file, writing
+from kvedit.errors import KveditError, LockedError, SessionError
+from kvedit.files import check_plain, read_file, replace_file, writing
+from kvedit.store.checks import count, form, load_json
 
 _HOLDER = "holder.json"
+_MOST_BYTES = 1000
+_WORD = re.compile(r"[0-9A-Za-z:.\-]{1,40}")  # it is printed, and may be a stranger's
+# What `flock` says where there are no locks, as on some network file systems.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -29,9 +36,13 @@ def write_lock(folder: Path, command: str, since: str) -> Iterator[None]:
 
     Raises:
         LockedError: Another process holds it.
+        KveditError: The file system keeps no locks, or the folder cannot be written.
+        SessionError: The lock's file is no plain file.
     """
-    lock = FileLock(folder / "lock", timeout=0)
-    with writing(folder / "lock"):
+    place = folder / "lock"
+    check_plain(place)
+    lock = FileLock(place, timeout=0, fallback_to_soft=False)
+    with writing(place):
         try:
             lock.acquire()
         except Timeout:  # an OSError too
@@ -39,19 +50,33 @@ def write_lock(folder: Path, command: str, since: str) -> Iterator[None]:
                 f"The session '{folder.name}' is being changed by {_read_holder(folder)}.",
                 "Wait until that process has ended, then run the command again.",
             ) from None
+        except (NotImplementedError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                raise
+            raise KveditError(
+                f"The file system of {folder} keeps no locks, so two commands could disturb each other.",
+                "Set KVEDIT_HOME to a folder on a local disk.",
+            ) from None
     try:
-        for left_over in folder.rglob(f"*{TEMPORARY}"):
-            left_over.unlink(missing_ok=True)
-        holder = {"pid": os.getpid(), "command": command, "since": since}
-        replace_file(folder / _HOLDER, json.dumps(holder).encode())
+        _write_holder(folder / _HOLDER, {"pid": os.getpid(), "command": command, "since": since})
         yield
     finally:
         lock.release()
 
 
+def _write_holder(path: Path, holder: dict[str, int | str]) -> None:
+    """Say who holds the lock. Nothing depends on it, so a full disk does not keep one from `remove`."""
+    try:
+        replace_file(path, json.dumps(holder).encode())
+    except KveditError:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)  # it would name somebody else
+
+
 def _read_holder(folder: Path) -> str:
     try:
-        holder = json.loads((folder / _HOLDER).read_text(encoding="utf-8"))
-        return f"process {holder['pid']} (kvedit {holder['command']}, since {holder['since']})"
-    except (OSError, ValueError, KeyError):
+        holder = load_json(read_file(folder / _HOLDER, _HOLDER, _MOST_BYTES))
+        command, since = form(holder["command"], _WORD), form(holder["since"], _WORD)
+        return f"process {count(holder['pid'])} (kvedit {command}, since {since})"
+    except (SessionError, ValueError, KeyError):
         return "another process"

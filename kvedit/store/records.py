@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,8 +11,15 @@ from kvedit.document import Edit
 from kvedit.errors import SessionError
 from kvedit.files import digest
 from kvedit.rows import Piece
+from kvedit.store import checks
 
 FORMAT = 2
+JOURNAL_BYTES = 1 << 30
+"""What a journal may have: it is read into memory."""
+ENCODINGS = ("utf-8", "utf-16-le", "utf-16-be")
+DTYPES = ("float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda", "mps", "map")
+PARTS = ("config", "weights", "tokenizer", "chat_template")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,26 +151,65 @@ def dump_manifest(manifest: Manifest) -> bytes:
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Read a manifest.
+    """Read a manifest, and check all of it but what other files say.
 
     Raises:
         SessionError: Of another format.
-        ValueError, KeyError, TypeError: Damaged.
+        ValueError: Damaged, or made so that it would do harm.
     """
-    fields: dict[str, Any] = json.loads(data)
-    found = fields.pop("format")
+    fields = checks.load_json(data)
+    found = fields.pop("format", None)
     if found != FORMAT:
-        raise SessionError(
-            f"The session was written in format {found}, and this kvedit reads format {FORMAT}.",
-            "Use the kvedit that wrote it, or load the document again with --force.",
-        )
-    if fields.pop("checksum") != _checksum({"format": FORMAT, **fields}):
+        raise _another_format(checks.count(found))
+    if fields.pop("checksum", None) != _checksum({"format": FORMAT, **fields}):
         raise ValueError("the checksum differs")
-    fields["model"] = ModelRecord(**fields["model"])
-    fields["journal"] = JournalRecord(**fields["journal"])
+    checks.mapping(fields, Manifest.__slots__)
+    for name in ("before_question", "after_question", "before_next"):
+        checks.text(fields[name])
+    if fields["system"] is not None:
+        checks.text(fields["system"])
+    checks.moment(fields["created"])
+    if fields["used"] != "":
+        checks.moment(fields["used"])
+    checks.path(fields["source"])
+    checks.one_of(fields["encoding"], ENCODINGS)
+    checks.flag(fields["bom"])
+    checks.form(fields["tokenizer"], checks.NAME)
+    checks.speed(fields["prefill_tokens_per_s"])
+    checks.count(fields["revision"])
     for name in ("head_ids", "undone"):
-        fields[name] = tuple(fields[name])
+        fields[name] = tuple(checks.count(number) for number in checks.items(fields[name]))
+    fields["model"] = _parse_model(fields["model"])
+    fields["journal"] = _parse_journal(fields["journal"])
     return Manifest(**fields)
+
+
+def _another_format(found: int) -> SessionError:
+    newer = "Update kvedit" if found > FORMAT else "Use the kvedit that wrote it"
+    return SessionError(
+        f"The session was written in format {found}, and this kvedit reads format {FORMAT}.",
+        f"{newer}, or load the document again with --force.",
+    )
+
+
+def _parse_model(value: Any) -> ModelRecord:
+    fields = checks.mapping(value, ModelRecord.__slots__)
+    checks.path(fields["name"])
+    checks.path(fields["directory"])
+    checks.one_of(fields["dtype"], DTYPES)
+    checks.one_of(fields["device"], DEVICES)
+    checks.count(fields["context_length"], least=1)
+    for fingerprint in checks.mapping(fields["parts"], PARTS).values():
+        checks.form(fingerprint, checks.FINGERPRINT)
+    return ModelRecord(**fields)
+
+
+def _parse_journal(value: Any) -> JournalRecord:
+    fields = checks.mapping(value, JournalRecord.__slots__)
+    checks.form(fields["name"], checks.JOURNAL)
+    checks.count(fields["size_bytes"], JOURNAL_BYTES, least=1)
+    checks.form(fields["digest"], checks.NAME)
+    return JournalRecord(**fields)
 
 
 def dump_revision(revision: Revision, parent: Revision | None) -> bytes:
@@ -182,22 +229,89 @@ def dump_revision(revision: Revision, parent: Revision | None) -> bytes:
     return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
 
 
+def parse_line(data: bytes, number: int) -> dict[str, Any]:
+    """Read line `number` of a journal, and check all of it but what its parent says.
+
+    Raises:
+        ValueError: Damaged, or made so that it would do harm.
+    """
+    fields = checks.load_json(data)
+    whole = "text" in fields
+    checks.mapping(fields, (*Entry.__slots__, "rows", "turns", *(["text"] if whole else [])))
+    for name in ("number", "edits", "lines", "tokens", "stale", "missing", "frontier"):
+        checks.count(fields[name])
+    checks.count(fields["state"], number)
+    if fields["number"] != number:
+        raise ValueError("out of order")
+    if number or fields["parent"] is not None:
+        checks.count(fields["parent"], number - 1)
+    elif not whole:
+        raise ValueError("no text and no parent")
+    checks.moment(fields["created"])
+    checks.text(fields["command"])
+    if whole:
+        checks.text(fields["text"])
+    for change in checks.items(fields["changes"]):
+        checks.text(checks.items(change, 3)[2])
+        checks.count(change[0], checks.count(change[1]))
+    for name, check in (("rows", _check_piece), ("turns", checks.count)):
+        head, middle, tail = checks.items(fields[name], 3)
+        checks.count(head, 0 if whole else checks.LARGEST)
+        checks.count(tail, 0 if whole else checks.LARGEST)
+        for each in checks.items(middle):
+            check(each)
+    return fields
+
+
+def _check_piece(value: Any) -> None:
+    name, start, length, refreshed = checks.items(value, 4)
+    missing = name is None
+    if not missing:
+        checks.form(name, checks.NAME)
+    checks.count(start, 0 if missing else checks.LARGEST)
+    checks.count(length, least=1)
+    checks.count(refreshed, 0 if missing else 1)
+
+
 def parse_entry(fields: dict[str, Any]) -> Entry:
-    """Read what the log says of a revision."""
-    names = Entry.__slots__
+    """Give what a line says of its revision."""
     changes = tuple(Edit(start, stop, text) for start, stop, text in fields["changes"])
-    return Entry(**{**{name: fields[name] for name in names}, "changes": changes})
+    return Entry(**{**{name: fields[name] for name in Entry.__slots__}, "changes": changes})
 
 
-def parse_revision(fields: dict[str, Any], text: str, parent: Revision | None) -> Revision:
-    """Read a revision, given its text and, unless it is whole, its parent."""
-    head, middle, tail = fields["rows"]
-    before = parent.rows if parent else ()
-    pieces = tuple(Piece(name, start, length, bool(flag)) for name, start, length, flag in middle)
-    rows = (*before[:head], *pieces, *before[len(before) - tail :])
-    head, ids, tail = fields["turns"]
-    spoken = parent.turns if parent else ()
-    return Revision(parse_entry(fields), text, rows, (*spoken[:head], *ids, *spoken[len(spoken) - tail :]))
+def parse_revision(fields: dict[str, Any], parent: Revision | None) -> Revision:
+    """Give the revision of a line, with that of its parent unless it is whole.
+
+    Raises:
+        ValueError: It does not fit its parent.
+    """
+    entry = parse_entry(fields)
+    text = fields["text"] if parent is None else changed(parent.text, entry.changes)
+    pieces = tuple(Piece(name, start, length, bool(flag)) for name, start, length, flag in fields["rows"][1])
+    rows, turns = (parent.rows, parent.turns) if parent else ((), ())
+    return Revision(entry, text, _joined(rows, fields["rows"], pieces), _joined(turns, fields["turns"]))
+
+
+def changed(text: str, changes: Sequence[Edit]) -> str:
+    """Give a text after changes; raises `ValueError` where they are not sorted and disjoint spans of it."""
+    kept: list[str] = []
+    position = 0
+    for edit in changes:
+        if not position <= edit.start <= edit.stop <= len(text):
+            raise ValueError("changes that do not fit the text")
+        kept += [text[position : edit.start], edit.text]
+        position = edit.stop
+    return "".join([*kept, text[position:]])
+
+
+def _joined(
+    before: tuple[Any, ...], spliced: list[Any], middle: tuple[Any, ...] | None = None
+) -> tuple[Any, ...]:
+    """Undo `_cut`; raises `ValueError` where the two ends would be more than there is."""
+    head, own, tail = spliced
+    if head + tail > len(before):
+        raise ValueError("more than the parent has")
+    return (*before[:head], *(own if middle is None else middle), *before[len(before) - tail :])
 
 
 def _cut(before: tuple[Any, ...], after: tuple[Any, ...]) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,12 @@ import torch
 from torch import Tensor
 
 from kvedit.cache import States
-from kvedit.files import damaged, digest, replace_file
+from kvedit.errors import SessionError
+from kvedit.files import damaged, digest, opened, reading, replace_file
+from kvedit.store.header import FORMAT, HEADER_BYTES, parse_header
 
 SUFFIX = ".safetensors"
+_MOST_BYTES = 1 << 40  # more than any machine has; the file is mapped, not read
 
 
 def write_segment(folder: Path, states: States, ids: npt.NDArray[np.int64]) -> str:
@@ -31,10 +35,13 @@ def write_segment(folder: Path, states: States, ids: npt.NDArray[np.int64]) -> s
             "values": states.values.cpu().contiguous(),
             "ids": torch.from_numpy(ids.astype(np.int32)),
         },
-        metadata={"format": "kvedit-segment-1"},
+        metadata=FORMAT,
     )
     name = digest(data)
-    replace_file(folder / f"{name}{SUFFIX}", data)
+    path = folder / f"{name}{SUFFIX}"
+    # One that is there may be mapped, and Windows lets nobody replace it; it is the same anyway.
+    if not _is_intact(path, name):
+        replace_file(path, data)
     return name
 
 
@@ -42,16 +49,29 @@ def read_segment(folder: Path, name: str) -> dict[str, Tensor]:
     """Read a segment: `keys` and `values` `[L, H, N, D]`, `ids` `int32 [N]`.
 
     Raises:
-        SessionError: It is not there, or its bytes are not those that were written.
+        SessionError: It is not there, its bytes are not those that were written, or they are none of
+            a segment.
     """
-    what = f"segment {name}"
-    path = folder / f"{name}{SUFFIX}"
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            intact = digest(data) == name
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise damaged(what, f"cannot be read ({error})") from None
+    what, path = f"segment {name}", folder / f"{name}{SUFFIX}"
+    with opened(path, what, _MOST_BYTES) as file, reading(path, what), _mapped(file) as data:
+        intact, start, size = digest(data) == name, data[:HEADER_BYTES], len(data)
     if not intact:
         raise damaged(what, "does not match its checksum")
+    try:
+        parse_header(start, size)
+    except ValueError:
+        raise damaged(what, "cannot be understood") from None
     # Mapped, not read: the pages are the file's own, and go when memory runs short.
     return safetensors.torch.load_file(path)
+
+
+def _mapped(file: BinaryIO) -> mmap.mmap:
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _is_intact(path: Path, name: str) -> bool:
+    try:
+        with opened(path, "", _MOST_BYTES) as file, reading(path, ""), _mapped(file) as data:
+            return digest(data) == name
+    except SessionError:
+        return False
