@@ -129,7 +129,7 @@ def read_file(path: Path, what: str, most_bytes: int) -> bytes:
         SessionError: It is not there, is no plain file, is too large or cannot be read.
     """
     with opened(path, what, most_bytes) as file, reading(path, what):
-        return file.read(most_bytes)
+        return file.read(os.fstat(file.fileno()).st_size)  # it takes the memory before it reads
 
 
 @contextmanager

@@ -63,6 +63,8 @@ class Present:
         self.tokenizer = _tokenizer(self.store.read_tokenizer(manifest.tokenizer))
         if self.tokenizer.fingerprint != manifest.model.parts["tokenizer"]:
             raise damaged("the tokenizer", "is not that of the model")
+        if self._model is not None and self._model.parts != manifest.model.parts:
+            self._model = self._working = None  # another process has loaded with another one
         self._show(manifest, journal, journal.revision(manifest.revision))
 
     def _show(self, manifest: Manifest, journal: Journal, revision: Revision) -> None:
@@ -87,8 +89,8 @@ class Present:
     def _joined(self, body: IntArray, turns: Sequence[int]) -> IntArray:
         head, spoken = (np.array(part, dtype=np.int64) for part in (self.manifest.head_ids, turns))
         ids = np.concatenate([head, body, spoken])
-        if self._model is not None and int(ids.max(initial=0)) >= self._model.vocabulary:
-            raise damaged("a token id", "is none of the model's")
+        if self._model is not None:
+            _check_ids(ids, self._model)
         return ids
 
     @property
@@ -144,9 +146,10 @@ class Present:
         known = name is None and at_load.is_absolute() and os.path.isdir(at_load)
         try:
             directory = at_load if known else resolve(name or record.name, report)
-        except OSError as error:  # a name that is too long for a file, a folder that is closed
+        except (OSError, RuntimeError, ValueError) as error:  # too long for a file, a home that nobody has
             raise ModelError(
-                f"The model '{name or record.name}' cannot be looked for: {error.strerror}.",
+                f"The model '{name or record.name}' cannot be looked for: "
+                f"{getattr(error, 'strerror', None) or error}.",
                 "Give its folder with --model.",
             ) from None
         return Model.open(directory, device=record.device, dtype=record.dtype)
@@ -166,6 +169,7 @@ class Present:
                     f"Use the model '{self.manifest.model.name}' as it was, or load the document "
                     "again with `kvedit load FILE --force`.",
                 )
+        _check_ids(self.manifest.head_ids, model)
         for name, (keys, _) in self.segments.items():
             _check_sizes(name, keys, model)
         self._model, self._working = model, None
@@ -337,6 +341,11 @@ def _unrolled(revision: Revision, expected: int) -> RowTable:
     if frontier > total or rows.missing[:frontier].any():
         raise damaged(f"revision {revision.entry.number}", "has missing rows before its frontier")
     return rows
+
+
+def _check_ids(ids: Sequence[int] | IntArray, model: Model) -> None:
+    if len(ids) and int(np.max(ids)) >= model.vocabulary:
+        raise damaged("a token id", "is none of the model's")
 
 
 def _check_sizes(name: str, keys: Tensor, model: Model) -> None:

@@ -5,6 +5,7 @@ Loads no torch until something is computed.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
@@ -210,6 +211,9 @@ class Session(Present):
                 "The session was loaded from standard input, not from a file.",
                 "Use `kvedit edit`, or load a file.",
             )
+        if os.path.exists(path) and not os.path.isfile(path):
+            # The path may be a stranger's: a pipe keeps one waiting, and some devices never end.
+            raise UsageError(f"{path} is no plain file.", "Load the document from a file.")
         return Document.read(path, self.document.source.named)
 
     def undo(self, count: int = 1) -> Change:
