@@ -21,6 +21,8 @@ from typing import BinaryIO
 from kvedit.errors import KveditError, SessionError
 
 TEMPORARY = ".tmp"
+LARGEST = 1 << 40
+"""Bytes of a file that is mapped or copied, and not read into memory."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 # What a file system says that cannot flush a folder, or does not let one open it.
@@ -100,8 +102,7 @@ def append_file(path: Path, size_bytes: int, data: bytes) -> None:
 
 def copy_file(source: Path, target: Path, size_bytes: int | None = None) -> None:
     """Copy a file to where none is, or its first `size_bytes`, and flush it."""
-    check_plain(source)
-    with writing(target), _open(source, os.O_RDONLY, "rb") as old, _open(target, _NEW, "wb") as new:
+    with opened(source, source.name, LARGEST) as old, writing(target), _open(target, _NEW, "wb") as new:
         left = os.fstat(old.fileno()).st_size if size_bytes is None else size_bytes
         while left and (part := old.read(min(left, 1 << 20))):
             new.write(part)

@@ -224,6 +224,11 @@ class Present:
             row += piece.length
         return True
 
+    def forget_segments(self) -> None:
+        """Let the files of the segments go; they are read again when they are needed."""
+        self.segments.clear()
+        self._segment_ids.clear()
+
     def edit(self, edits: Sequence[Edit], command: str) -> Splice:
         """Change the text; nothing is computed. The caller holds the lock.
 

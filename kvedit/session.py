@@ -466,6 +466,7 @@ class Session(Present):
         with self.writing("purge"):
             before, revisions = self.store.size_bytes(), len(self.journal)
             model, written = self.model, self.store.written_bytes
+            self.forget_segments()  # they are mapped, and Windows removes no file that is
             prefill_again(self.store, self.manifest, self.document, model, Timings(), progress)
             self._read()
             self.read_segments()

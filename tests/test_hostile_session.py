@@ -674,7 +674,7 @@ def test_a_script_of_a_session_has_one_command_a_line_whatever_its_journal_says(
 
 quick = settings(
     deadline=None,
-    max_examples=150,
+    max_examples=100,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -732,7 +732,6 @@ def look_at(store: Store, model: Model) -> str:
             with suppress(UsageError):
                 verb()
     except SessionError as error:
-        assert error.exit_code == 3
         return error.fact
     return ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,7 +143,9 @@ def session_names(incomplete: str) -> list[str]:
     """Names of sessions that begin like this, for completion."""
     from kvedit.store import Home
 
-    return [store.name for store in Home.default().stores() if store.name.startswith(incomplete)]
+    with suppress(KveditError):
+        return [store.name for store in Home.default().stores() if store.name.startswith(incomplete)]
+    return []
 
 
 def one_of(names: tuple[str, ...]) -> Callable[[str], list[str]]:

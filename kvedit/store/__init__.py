@@ -75,11 +75,16 @@ class Home:
         return Store(self.folder / name)
 
     def stores(self) -> list[Store]:
-        """Give the stores of all sessions, by name."""
+        """Give the stores of all sessions, by name; raises `SessionError` where they cannot be listed."""
         try:
             names = sorted(name for name in os.listdir(self.folder) if _NAME.fullmatch(name))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise SessionError(
+                f"{self.folder} cannot be read: {error.strerror}.",
+                "Check whose it is and its permissions, or set KVEDIT_HOME to another folder.",
+            ) from None
         return [store for store in map(self.store, names) if store.exists()]
 
     def current(self) -> Store:
@@ -283,7 +288,12 @@ class Store:
 
         Returns:
             Bytes that were freed.
+
+        Raises:
+            SessionError: A folder of the session is a link, or the journal cannot be understood.
         """
+        for kind in _KINDS:
+            self._inside(kind)  # a link may be somebody's intention: it is not taken away
         kept = {self.folder / "session.json"}
         if manifest is not None and journal is not None:
             kept |= {

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from kvedit.cache import States
 from kvedit.errors import SessionError
-from kvedit.files import damaged, digest, opened, reading, replace_file
+from kvedit.files import LARGEST, damaged, digest, opened, reading, replace_file
 from kvedit.store.header import FORMAT, HEADER_BYTES, parse_header
 
 SUFFIX = ".safetensors"
-_MOST_BYTES = 1 << 40  # more than any machine has; the file is mapped, not read
 
 
 def write_segment(folder: Path, states: States, ids: npt.NDArray[np.int64]) -> str:
@@ -53,7 +52,7 @@ def read_segment(folder: Path, name: str) -> dict[str, Tensor]:
             a segment.
     """
     what, path = f"segment {name}", folder / f"{name}{SUFFIX}"
-    with opened(path, what, _MOST_BYTES) as file, reading(path, what), _mapped(file) as data:
+    with opened(path, what, LARGEST) as file, reading(path, what), _mapped(file) as data:
         intact, start, size = digest(data) == name, data[:HEADER_BYTES], len(data)
     if not intact:
         raise damaged(what, "does not match its checksum")
@@ -71,7 +70,7 @@ def _mapped(file: BinaryIO) -> mmap.mmap:
 
 def _is_intact(path: Path, name: str) -> bool:
     try:
-        with opened(path, "", _MOST_BYTES) as file, reading(path, ""), _mapped(file) as data:
+        with opened(path, "", LARGEST) as file, reading(path, ""), _mapped(file) as data:
             return digest(data) == name
     except SessionError:
         return False
