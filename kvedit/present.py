@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -283,7 +283,8 @@ class Present:
             self._publish(number, () if changes else self.manifest.undone)
         except BaseException:
             # What was written does not count; neither must it in memory.
-            self.journal = Journal(self.store.folder, self.manifest.journal)
+            with suppress(SessionError):  # what went wrong first is what to tell
+                self.journal = Journal(self.store.folder, self.manifest.journal)
             raise
         # Rolled up and unrolled again, the table names no segment that it does not use.
         self.rows = RowTable.from_pieces(pieces, rows.frontier)
