@@ -6,6 +6,7 @@ value is checked before it is used: its type, its bounds, its form. All function
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -21,6 +22,7 @@ JOURNAL = re.compile(r"journal-[0-9a-f]{32}\.jsonl")
 """Of a journal's file."""
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 """Of a part of a model."""
+_ENCODING = re.compile(r"[0-9A-Za-z_-]{1,40}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 _DIGITS = 15  # Python turns digits into a number in the square of their count
 _PATH_LENGTH = 4096
@@ -116,6 +118,18 @@ def one_of(value: Any, names: Collection[str]) -> str:
     if type(value) is not str or value not in names:
         raise ValueError("none of those")
     return value
+
+
+def encoding(value: Any) -> str:
+    """Check the name of an encoding of texts, as Python spells it."""
+    try:
+        "".encode(form(value, _ENCODING))  # refuses codecs that are not for text
+        known = codecs.lookup(value).name
+    except LookupError:
+        raise ValueError("no encoding") from None
+    if known != value:
+        raise ValueError("spelled in another way")
+    return known
 
 
 def moment(value: Any) -> str:

@@ -16,7 +16,6 @@ from kvedit.store import checks
 FORMAT = 2
 JOURNAL_BYTES = 1 << 30
 """What a journal may have: it is read into memory."""
-ENCODINGS = ("utf-8", "utf-16-le", "utf-16-be")
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps", "map")
 PARTS = ("config", "weights", "tokenizer", "chat_template")
@@ -172,7 +171,7 @@ def parse_manifest(data: bytes) -> Manifest:
     if fields["used"] != "":
         checks.moment(fields["used"])
     checks.path(fields["source"])
-    checks.one_of(fields["encoding"], ENCODINGS)
+    checks.encoding(fields["encoding"])
     checks.flag(fields["bom"])
     checks.form(fields["tokenizer"], checks.NAME)
     checks.speed(fields["prefill_tokens_per_s"])
