@@ -19,6 +19,7 @@ JOURNAL_BYTES = 1 << 30
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps", "map")
 PARTS = ("config", "weights", "tokenizer", "chat_template")
+LATER_PARTS = ("tensor_samples",)  # sessions of kvedit 0.2 lack them
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,9 @@ def _parse_model(value: Any) -> ModelRecord:
     checks.one_of(fields["dtype"], DTYPES)
     checks.one_of(fields["device"], DEVICES)
     checks.count(fields["context_length"], least=1)
-    for fingerprint in checks.mapping(fields["parts"], PARTS).values():
+    parts = fields["parts"]
+    later = [name for name in LATER_PARTS if isinstance(parts, dict) and name in parts]
+    for fingerprint in checks.mapping(parts, (*PARTS, *later)).values():
         checks.form(fingerprint, checks.FINGERPRINT)
     return ModelRecord(**fields)
 
