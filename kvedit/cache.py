@@ -57,6 +57,9 @@ class States:
 class KVCache:
     """Rotated keys and values, with room for `capacity` rows.
 
+    All layers are one tensor, and one number says how many rows are in use. So no layer can be
+    shorter or longer than another.
+
     Attributes:
         keys: After RoPE, `[L, H, capacity, D]`.
         values: `[L, H, capacity, D]`.
@@ -74,6 +77,17 @@ class KVCache:
     @property
     def capacity(self) -> int:
         return self.keys.shape[2]
+
+    def check_rows(self, first: int, last: int) -> None:
+        """Refuse rows `first..last` that the cache has no room for.
+
+        A slice beyond the end would be cut, and a single row then written nowhere without a word.
+
+        Raises:
+            ValueError: Says which rows, and how many there is room for.
+        """
+        if not 0 <= first <= last < self.capacity:
+            raise ValueError(f"rows {first} to {last} of a cache of {self.capacity} rows")
 
     def scatter_(self, layer: int, rows: Tensor | slice, keys: Tensor, values: Tensor) -> None:
         """Write rotated keys and values, each `[H, N, D]`, of one layer at `rows`."""

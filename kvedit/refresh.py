@@ -50,6 +50,9 @@ def shift_(
 
     Returns:
         Rows gathered.
+
+    Raises:
+        ValueError: A piece does not fit into the cache, or ends after its segment.
     """
     gathered = 0
     for row, piece in placed:
@@ -58,6 +61,9 @@ def shift_(
         rows, source = slice(row, row + piece.length), slice(piece.start, piece.start + piece.length)
         cos, sin = model.rope.angles(torch.arange(rows.start, rows.stop, device=model.device), model.dtype)
         keys, values = segments[piece.segment]
+        cache.check_rows(row, rows.stop - 1)
+        if source.stop > keys.shape[2]:
+            raise ValueError(f"rows to {source.stop} of a segment of {keys.shape[2]} rows")
         # Layer by layer, so that what is rotated is still at hand in the processor's cache.
         for layer in range(model.layers):
             raw = keys[layer, :, source].to(cache.keys.device)

@@ -167,12 +167,11 @@ class Model:
                 `[Hq, N, D]`, once the keys of the rows are in the cache.
 
         Raises:
-            ValueError: There are not as many ids as rows, or the rows do not fit the cache.
+            ValueError: Ids and rows differ in number, or the rows are not sorted or not in the cache.
         """
         network, count = self.network.model, len(ids)
         place = rows if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop, device=self.device)
-        if len(place) != count or int(place[-1]) >= cache.capacity:
-            raise ValueError(f"{count} ids cannot go to {len(place)} rows of a cache of {cache.capacity}")
+        _check_rows(count, rows, cache)
         cos, sin = self.rope.angles(place, self.dtype)
         prepare = choose(rows, count, self.device) if attend is None else attend
         mix = prepare(cache, place, self.scaling)
@@ -251,6 +250,17 @@ class Model:
         norm = getattr(attention, f"{which}_norm", None)
         projected: Tensor = (norm(states) if norm is not None else states).transpose(0, 1)
         return projected
+
+
+def _check_rows(count: int, rows: slice | Tensor, cache: KVCache) -> None:
+    """Refuse what broadcasting would make fit, with wrong positions and no word of it."""
+    ends = [rows.start, rows.stop - 1] if isinstance(rows, slice) else rows[[0, -1]].tolist()
+    held = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+    if held != count:
+        raise ValueError(f"{count} ids at {held} rows")
+    if isinstance(rows, Tensor) and not bool((rows[1:] > rows[:-1]).all()):
+        raise ValueError("rows that are not sorted, or not unique")
+    cache.check_rows(*ends)
 
 
 def _device(name: str) -> torch.device:
