@@ -13,6 +13,7 @@ from torch import Tensor
 from kvedit.cache import States
 from kvedit.decode import Sampler, TextStream, decode_, prefill_question_
 from kvedit.errors import UsageError
+from kvedit.memory import check_memory
 from kvedit.model import CHUNK_ROWS
 from kvedit.policies import PROBES, Evidence, Past, Policy, policy_named
 from kvedit.present import Present
@@ -152,8 +153,8 @@ class Asking:
         limit = self._limit(len(question_ids))
         total, suffix, replay_s = len(rows), int(rows.suffix.sum()), session.replay_s
 
-        self.shift(total + len(question_ids) + limit)
         budget_rows = options.budget.resolve(suffix)
+        self.shift(total + len(question_ids) + limit, budget_rows + int(rows.missing.sum()))
         support, _, _ = self.select(question, budget_rows)
         missing = np.flatnonzero(rows.missing)
         computed = np.union1d(support, missing)
@@ -220,12 +221,19 @@ class Asking:
             lines=self._chosen_lines(support),
         )
 
-    def shift(self, capacity: int) -> None:
-        """Bring the session's rows into the working cache, with room for `capacity` rows."""
+    def shift(self, capacity: int, computed: int = 0) -> None:
+        """Bring the session's rows into the working cache, with room for `capacity` rows.
+
+        Raises:
+            KveditError: That, or the `computed` rows that will be in hand, does not fit into memory.
+        """
         self.on_phase("shift")
-        session, rows = self.session, self.rows
-        session.read_segments()
+        session, rows, model = self.session, self.rows, self.model
         working = session.working
+        in_hand = model.walk_bytes(computed) + 2 * model.cache_bytes(computed)
+        what = f"A question to {len(rows):,} tokens, with {computed:,} to compute,"
+        check_memory(what, working.wanting(capacity) + in_hand, model.device)
+        session.read_segments()
         with self.timings.measure("shift"):
             working.reserve(capacity)
             gathered = working.gather_(rows, working.differing(rows), session.segments)

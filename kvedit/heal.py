@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from kvedit.cache import States
+from kvedit.memory import check_memory
 from kvedit.present import Present
 from kvedit.refresh import refresh_
 from kvedit.rows import RowTable
 from kvedit.timing import clock
 
 _GATHER_ROWS = 512
+_KEPT_ROWS = 1024  # rows that callers leave unkept at most
 # To begin with, and at least: a few rows take about as long as one, so fewer would heal ever less.
 _PIECE_ROWS = 8
 
@@ -89,7 +91,11 @@ class Healing:
         while not session.read_segments(limit=1):
             yield
         yield
-        session.working.reserve(len(self._rows))
+        model, total = session.model, len(self._rows)
+        # What it computes is held until it is kept, and then a second time while it is written.
+        needed = session.working.wanting(total) + 3 * model.walk_bytes(min(self.left, _KEPT_ROWS))
+        check_memory(f"Healing {total:,} tokens", needed, model.device)
+        session.working.reserve(total)
         wanted = session.working.differing(self._rows)
         wanted = wanted[wanted < self.frontier]
         for first in range(0, len(wanted), _GATHER_ROWS):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kvedit.document import Document
 from kvedit.errors import SessionError
+from kvedit.memory import check_memory
 from kvedit.model import CHUNK_ROWS, Model
 from kvedit.prompt import check_context, encode_body
 from kvedit.refresh import prefill_
@@ -39,6 +40,7 @@ def prefill_document(
     ids = np.concatenate([np.array(prompt.head_ids, dtype=np.int64), body.ids])
     shortest = len(prompt.question_ids(model.tokenizer, "")) + 1
     check_context(len(ids), shortest, "the shortest question", model.context_length)
+    _check_memory(model, len(ids))
     _remove_orphans(store)
     try:
         rows = _prefill(store, model, ids, timings, progress)
@@ -73,6 +75,7 @@ def prefill_again(
     ids = np.concatenate(
         [np.array(manifest.head_ids, dtype=np.int64), model.tokenizer.encode_text(document.text).ids]
     )
+    _check_memory(model, len(ids))
     try:
         rows = _prefill(store, model, ids, timings, progress)
         speed = len(ids) / timings.seconds("prefill")
@@ -104,6 +107,13 @@ def _begin(store: Store, manifest: Manifest, document: Document, rows: RowTable,
     manifest = replace(manifest, journal=journal.record)
     store.write_manifest(manifest)
     store.sweep(manifest, journal)
+
+
+def _check_memory(model: Model, count: int) -> None:
+    """Refuse, before anything is computed, a document whose cache would not fit into memory."""
+    saved = 2 * model.cache_bytes(min(count, CHUNK_ROWS))  # a segment's bytes, beside its tensors
+    needed = model.cache_bytes(count) + model.walk_bytes(count) + saved
+    check_memory(f"A document of {count:,} tokens", needed, model.device)
 
 
 def _prefill(store: Store, model: Model, ids: IntArray, timings: Timings, progress: Progress) -> RowTable:

@@ -33,18 +33,25 @@ class WorkingCache:
         self._segment: IntArray = np.zeros(0, dtype=np.int64)
         self._index: IntArray = np.zeros(0, dtype=np.int64)
 
+    def wanting(self, capacity: int) -> int:
+        """Bytes that `reserve` would take; what it frees is held until it is done."""
+        return self._model.cache_bytes(self._grown(capacity)) if capacity > self.cache.capacity else 0
+
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` rows."""
         held = self.cache.capacity
         if capacity <= held:
             return
-        grown = self._model.new_cache(min(capacity + _SPARE_ROWS, max(capacity, self._model.context_length)))
+        grown = self._model.new_cache(self._grown(capacity))
         grown.keys[:, :, :held] = self.cache.keys
         grown.values[:, :, :held] = self.cache.values
         more = np.full(grown.capacity - held, MISSING)
         self.cache = grown
         self._segment = np.concatenate([self._segment, more])
         self._index = np.concatenate([self._index, more])
+
+    def _grown(self, capacity: int) -> int:
+        return min(capacity + _SPARE_ROWS, max(capacity, self._model.context_length))
 
     def differing(self, rows: RowTable) -> IntArray:
         """Give the rows that have a state which the cache does not hold. `int64 [N]`, sorted."""

@@ -6,6 +6,7 @@ Where positions are kept by adding up, or ids by patching, these are what goes w
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -279,7 +280,7 @@ def test_the_error_of_every_layer_falls_as_the_budget_grows_and_ends_at_nothing(
             (cache.values[:, :, : len(session.rows)] - clean).square().sum(dim=(1, 2, 3)).sqrt().numpy()
         )
         assert errors[-1][0] < 1e-4  # layer 0 sees no context, whichever rows were refreshed
-    for fewer, more in zip(errors, errors[1:], strict=False):
+    for fewer, more in pairwise(errors):
         assert (more <= fewer * 1.02 + 1e-4).all()
     assert (errors[0][1:] > 0.1).all()
     assert (errors[-1] < 1e-3).all()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kvedit.cache import KVCache, States
 from kvedit.errors import ModelError
+from kvedit.memory import allocating
 from kvedit.model import checkpoint, stock
 from kvedit.model.admission import REMEDY
 from kvedit.model.attention import Attend, choose, masked
@@ -125,9 +126,24 @@ class Model:
         """Bring ids to the model's device. `int64 [N]`."""
         return torch.from_numpy(ids).to(self.device)
 
+    @allocating()
     def new_cache(self, capacity: int) -> KVCache:
-        """Make an empty cache with room for `capacity` rows."""
+        """Make an empty cache with room for `capacity` rows; raises `KveditError` if memory fails."""
         return KVCache(self.layers, self.heads, capacity, self.width, dtype=self.dtype, device=self.device)
+
+    def cache_bytes(self, rows: int) -> int:
+        """Bytes of the keys and values of some rows."""
+        return 2 * self.layers * self.heads * self.width * self.dtype.itemsize * rows
+
+    def walk_bytes(self, rows: int) -> int:
+        """About the bytes that taking some rows through the layers needs beside the cache.
+
+        Raw keys and values of all layers, and in one layer hidden states, queries and the MLP's.
+        """
+        config, rows = self.network.config, min(rows, CHUNK_ROWS)
+        wide = 4 * config.hidden_size + 3 * config.intermediate_size
+        wide += 3 * self.groups * self.heads * self.width
+        return self.cache_bytes(rows) + int(wide) * self.dtype.itemsize * rows
 
     def embed(self, ids: Tensor) -> Tensor:
         """Look the frozen input embeddings up. `int64 [N] -> [N, hidden]`."""
@@ -135,6 +151,7 @@ class Model:
         return table[ids]
 
     @torch.no_grad()
+    @allocating()
     def walk(
         self,
         ids: Tensor,
@@ -168,6 +185,7 @@ class Model:
 
         Raises:
             ValueError: Ids and rows differ in number, or the rows are not sorted or not in the cache.
+            KveditError: An allocation fails.
         """
         network, count = self.network.model, len(ids)
         place = rows if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop, device=self.device)

@@ -1,0 +1,109 @@
+"""Memory: what a device can still give, and the refusal of what would not fit. No torch but for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvedit.errors import KveditError
+
+if TYPE_CHECKING:
+    import torch
+
+_REMEDY = "End other programs, use a shorter document or 16 bits (`load --dtype bfloat16`), or more memory."
+# What the versions of control groups call limit, use, and the pages that are files' and can go.
+_GROUPS = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+    2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
+}
+
+
+def check_memory(what: str, needed: int, device: torch.device) -> None:
+    """Refuse what would take more memory than there is; where that cannot be known, nothing is refused.
+
+    Args:
+        what: Begins the sentence.
+        needed: Bytes that will be allocated, beside what is held already.
+        device: Where.
+
+    Raises:
+        KveditError: Names both numbers.
+    """
+    available = available_bytes(device)
+    if available is not None and needed > available:
+        raise KveditError(
+            f"{what} needs {_megabytes(needed)} of memory beside the model, "
+            f"and {_megabytes(available)} are available.",
+            _REMEDY,
+        )
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that a device can still give to this process; `None` where that cannot be known.
+
+    On Linux, what the system and each control group of the process have left. Pages of files count
+    as free, since they can be read again.
+    """
+    if device.type == "cuda":
+        import torch
+
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held
+    return _of_system(Path("/")) if device.type == "cpu" else None
+
+
+@contextmanager
+def allocating() -> Iterator[None]:
+    """Turn an allocation that fails all the same into an error for the user."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        names = ("MemoryError", "OutOfMemoryError")
+        if type(error).__name__ not in names and "allocate memory" not in str(error):
+            raise
+        said = (str(error).strip() or "the system gave none").splitlines()[0]
+        raise KveditError(f"There is not enough memory ({said[:160]}).", _REMEDY) from None
+
+
+def _of_system(root: Path) -> int | None:
+    """Bytes that a Linux system has left, as the files below `root` say."""
+    found: list[int] = []
+    with suppress(OSError, ValueError, KeyError):
+        found.append(_table(root / "proc/meminfo")["MemAvailable:"] * 1024)
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                found += _of_groups(root / "sys/fs/cgroup", path, 2)
+            elif "memory" in controllers.split(","):
+                found += _of_groups(root / "sys/fs/cgroup/memory", path, 1)
+    return max(0, min(found)) if found else None
+
+
+def _of_groups(top: Path, path: str, version: int) -> list[int]:
+    """Bytes that a control group and those around it have left, where they have a limit.
+
+    Within a container the path may be one outside it; then its own group is the top.
+    """
+    limit, used, files = _GROUPS[version]
+    inner = top / path.strip("/")
+    found: list[int] = []
+    for folder in (inner, *inner.parents):
+        if not folder.is_relative_to(top):
+            break
+        with suppress(OSError, ValueError):  # no such group, or `max`, which is no limit
+            left = int((folder / limit).read_text()) - int((folder / used).read_text())
+            stat = _table(folder / "memory.stat")
+            found.append(left + sum(stat.get(name, 0) for name in files))
+    return found
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Read lines of a name and a number."""
+    return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines()) if words}
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
