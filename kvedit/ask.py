@@ -236,7 +236,7 @@ class Asking:
         session.read_segments()
         with self.timings.measure("shift"):
             working.reserve(capacity)
-            gathered = working.gather_(rows, working.differing(rows), session.segments)
+            gathered = sum(session.gather(rows, working.differing(rows)))
         self.timings.add("shift", 0.0, gathered)
 
     def select(self, question: str, budget: int) -> tuple[IntArray, Evidence, Scores | None]:

@@ -13,7 +13,6 @@ from kvedit.refresh import refresh_
 from kvedit.rows import RowTable
 from kvedit.timing import clock
 
-_GATHER_ROWS = 512
 _KEPT_ROWS = 1024  # rows that callers leave unkept at most
 # To begin with, and at least: a few rows take about as long as one, so fewer would heal ever less.
 _PIECE_ROWS = 8
@@ -98,7 +97,5 @@ class Healing:
         session.working.reserve(total)
         wanted = session.working.differing(self._rows)
         wanted = wanted[wanted < self.frontier]
-        for first in range(0, len(wanted), _GATHER_ROWS):
-            session.working.gather_(self._rows, wanted[first : first + _GATHER_ROWS], session.segments)
+        for _ in session.gather(self._rows, wanted):
             yield
-        session.working.cache.length = len(self._rows)

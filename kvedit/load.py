@@ -137,6 +137,7 @@ def _prefill(store: Store, model: Model, ids: IntArray, timings: Timings, progre
             place = states.rows.cpu().numpy()
             rows = rows.computed(place, store.write_segment(states, ids[place]))
         timings.add("prefill", 0.0, rows.frontier - before)
+        del states  # before the next ones come
         progress(rows.frontier, count)
     return rows
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kvedit.working import WorkingCache
 
 IntArray = npt.NDArray[np.int64]
+_GATHER_ROWS = 512  # a short piece, and few pages of files at once
 
 
 class Present:
@@ -228,6 +229,21 @@ class Present:
         """Let the files of the segments go; they are read again when they are needed."""
         self.segments.clear()
         self._segment_ids.clear()
+
+    def gather(self, rows: RowTable, wanted: IntArray) -> Iterator[int]:
+        """Bring rows into the working cache, some at a time; give how many each time.
+
+        Args:
+            rows: A table of rows in the segments that were read; there is room for it.
+            wanted: Which of its rows, sorted; they have a state.
+        """
+        from kvedit.store.segments import release
+
+        for first in range(0, len(wanted), _GATHER_ROWS):
+            yield self.working.gather_(rows, wanted[first : first + _GATHER_ROWS], self.segments)
+            for keys, _ in self.segments.values():
+                release(keys)
+        self.working.cache.length = len(rows)
 
     def edit(self, edits: Sequence[Edit], command: str) -> Splice:
         """Change the text; nothing is computed. The caller holds the lock.

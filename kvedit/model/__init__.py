@@ -30,7 +30,7 @@ from kvedit.prompt import Prompt
 from kvedit.rope import Rope, rotate
 from kvedit.tokenizer import Tokenizer
 
-CHUNK_ROWS = 2048
+CHUNK_ROWS = 1024
 """Rows that one walk takes at most; bounds the memory beside weights and cache."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
