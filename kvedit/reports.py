@@ -161,13 +161,21 @@ class Comparison:
 
     Attributes:
         kl: KL(clean || repaired) of the first token, in nats.
-        agreement: Share of the clean answer's tokens that the repaired cache ranks first, each
-            after the clean ones before it.
+        agreement: Share of the clean answer's tokens, its end included, that the repaired cache
+            ranks first, each after the clean ones before it.
+        tie_gap: The smallest lead of one of these tokens over the next best, in nats: the odds of
+            the two on the clean cache. Below what rounding does, either may come first.
+        differs_at: The first token, from 0, that the repaired cache does not rank first; `None`
+            where there is none.
+        differs_gap: The lead of that token on the clean cache.
         answer, clean_answer: Greedy, from either cache.
     """
 
     kl: float
     agreement: float
+    tie_gap: float
+    differs_at: int | None
+    differs_gap: float | None
     answer: str
     clean_answer: str
 

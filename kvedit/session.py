@@ -96,6 +96,7 @@ class Session(Present):
             UsageError: The file is no text, or there is a session of that name.
             ModelError: The model cannot be had or is not supported.
             ContextError: The document is longer than the model's context.
+            KveditError: Its cache does not fit into memory, or the disk is full.
             LockedError: Another process is changing a session of that name.
         """
         document = document if isinstance(document, Document) else Document.read(document)
@@ -316,6 +317,7 @@ class Session(Present):
         Raises:
             UsageError: A policy, an executor or a number that has no meaning.
             ContextError: Document, question and answer do not fit the context.
+            KveditError: The cache does not fit into memory.
             SessionError: A segment is damaged, or the model is another one.
         """
         answering = self.stream(
@@ -443,11 +445,13 @@ class Session(Present):
 
         Raises:
             ContextError: The question does not fit the context.
+            KveditError: The two caches do not fit into memory.
         """
         from kvedit.ask import Options
         from kvedit.verify import verify
 
-        options = Options(_budget(budget, Budget.parse("0")), policy, chat=chat or question is None)
+        rows, chat = _budget(budget, Budget.parse("0")), chat or question is None
+        options = Options(rows, policy, max_new_tokens=max_new_tokens, chat=chat)
         options.check()
         return verify(self, question, options, max_new_tokens, progress)
 

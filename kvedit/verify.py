@@ -12,7 +12,6 @@ from kvedit.ask import Asking, Options
 from kvedit.cache import KVCache
 from kvedit.decode import Sampler, decode_, prefill_question_
 from kvedit.memory import check_memory
-from kvedit.model import Model
 from kvedit.present import Present
 from kvedit.prompt import check_context
 from kvedit.refresh import prefill_, refresh_
@@ -103,20 +102,27 @@ def _compare(
     repaired, _ = prefill_question_(model, held, question)
     reference, _ = prefill_question_(model, clean, question)
     log_p, log_q = (torch.log_softmax(logits.double(), dim=-1) for logits in (reference, repaired))
-    clean_ids = _greedy(model, clean, reference, limit)
-    agreed = int(repaired.argmax() == reference.argmax())
-    for place, token in enumerate(clean_ids[1:]):
-        logits, _ = prefill_question_(model, held, torch.tensor([clean_ids[place]], device=model.device))
-        agreed += int(logits.argmax()) == token
+    clean_ids, agreed, gaps = list[int](), list[bool](), list[float]()
+    on_clean, on_held = reference, repaired
+    while len(clean_ids) < limit:
+        first, second = on_clean.topk(2).values.tolist()
+        token = int(on_clean.argmax())
+        agreed.append(int(on_held.argmax()) == token)
+        gaps.append(first - second)
+        if token in model.stop_ids:
+            break
+        clean_ids.append(token)
+        said = torch.tensor([token], device=model.device)
+        on_clean, on_held = (prefill_question_(model, cache, said)[0] for cache in (clean, held))
     held.length = total + len(question)
-    ids = _greedy(model, held, repaired, limit)
+    ids = list(decode_(model, held, repaired, Sampler(0.0, 0), limit, []))
+    differs_at = agreed.index(False) if False in agreed else None
     return Comparison(
         kl=float((log_p.exp() * (log_p - log_q)).sum()),
-        agreement=agreed / max(1, len(clean_ids)),
+        agreement=sum(agreed) / len(agreed),
+        tie_gap=min(gaps),
+        differs_at=differs_at,
+        differs_gap=None if differs_at is None else gaps[differs_at],
         answer=session.tokenizer.decode(ids),
         clean_answer=session.tokenizer.decode(clean_ids),
     )
-
-
-def _greedy(model: Model, cache: KVCache, logits: Tensor, limit: int) -> list[int]:
-    return list(decode_(model, cache, logits, Sampler(0.0, 0), limit, []))

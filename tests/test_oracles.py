@@ -27,6 +27,7 @@ from transformers import DynamicCache
 
 from kvedit.cache import KVCache, States
 from kvedit.decode import prefill_question_
+from kvedit.errors import UsageError
 from kvedit.model import Model
 from kvedit.refresh import refresh_, shift_
 from kvedit.rows import Piece
@@ -340,3 +341,41 @@ def test_one_thread_and_four_give_the_same_tokens(llama: Model, home: Path) -> N
         finally:
             torch.set_num_threads(before)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("budget", ["0", "full"])
+def test_verify_says_where_answers_part_and_how_near_the_tie_was(
+    llama: Model, home: Path, budget: str
+) -> None:
+    session = load_session(home, llama, TEXT)
+    session.delete("5-8")
+    found = session.verify(QUESTION, budget=budget, max_new_tokens=12).comparison
+    assert found is not None
+    asked = session.prompt.question_ids(session.tokenizer, QUESTION)
+    said = list[int]()
+    leads = []  # the slow way: the whole prompt through stock transformers for every token
+    while len(said) < 12:
+        with torch.no_grad():
+            ids = torch.from_numpy(np.array([*session.ids, *asked, *said]))
+            logits = llama.network(ids[None], use_cache=False).logits[0, -1].float()
+        first, second = logits.sort(descending=True).values[:2].tolist()
+        leads.append(first - second)
+        if int(logits.argmax()) in llama.stop_ids:
+            break
+        said.append(int(logits.argmax()))
+    assert found.clean_answer == session.tokenizer.decode(said)
+    assert found.tie_gap == pytest.approx(min(leads), abs=1e-3)
+    if budget == "full":
+        assert (found.agreement, found.differs_at, found.differs_gap) == (1.0, None, None)
+    else:
+        assert found.differs_at is not None
+        assert found.differs_gap == pytest.approx(leads[found.differs_at], abs=1e-3)
+        assert found.agreement <= 1 - 1 / len(leads)
+        own = session.ask(QUESTION, budget="0", max_new_tokens=12, keep=False).ids
+        assert list(own[: found.differs_at]) == said[: found.differs_at]
+        assert found.differs_at == len(said) or own[found.differs_at] != said[found.differs_at]
+
+
+def test_verify_asks_for_at_least_one_token(llama: Model, home: Path) -> None:
+    with pytest.raises(UsageError, match="0 tokens"):
+        load_session(home, llama, TEXT).verify(QUESTION, max_new_tokens=0)

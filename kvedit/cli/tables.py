@@ -229,6 +229,10 @@ def show_verification(found: Verification) -> None:
     if (comparison := found.comparison) is not None:
         out(f"first token  KL(clean || this) {comparison.kl:.4f} nats")
         out(f"top-1        {100 * comparison.agreement:.0f}% of the clean answer's tokens")
+        if comparison.differs_gap is not None:
+            lead = f"where it leads the next best by {comparison.differs_gap:.2g} nats"
+            out(f"             the first other one is token {comparison.differs_at}, {lead}")
+        out(f"nearest tie  {comparison.tie_gap:.2g} nats")
         out(f"clean        {comparison.clean_answer.strip()}")
         out(f"this         {comparison.answer.strip()}")
 
