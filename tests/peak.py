@@ -31,9 +31,8 @@ def measure(model: Path, tokens: int, home: Path, verb: str) -> dict[str, Any]:
     root = Path(__file__).resolve().parents[1]
     paths = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths}
-    for step in ("load", "ask")[: 2 if verb == "ask" and not home.exists() else 1]:
-        if verb == "ask" and home.exists():
-            step = "ask"
+    steps = ["load", "ask"] if verb == "ask" and not home.exists() else [verb]
+    for step in steps:
         command = [sys.executable, __file__, step, str(model), str(tokens), str(home)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
