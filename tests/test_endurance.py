@@ -29,7 +29,7 @@ def test_after_many_commands_a_process_holds_no_more_files_mappings_or_threads(
     command = [sys.executable, str(ROOT / "tests/endurance.py"), str(checkpoints["llama"])]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [*command, str(tmp_path / "home"), "100", "3"],
+        [*command, str(tmp_path / "home"), "60", "3"],
         env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "80"},
         capture_output=True,
         text=True,
@@ -37,9 +37,9 @@ def test_after_many_commands_a_process_holds_no_more_files_mappings_or_threads(
     )
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["failed"] == []
-    assert found["codes"]["0"] > 70
+    assert found["codes"]["0"] > 40
     early, end = found["settled"], found["end"]
-    assert (end["operations"], end["files"], end["threads"]) == (100, early["files"], early["threads"])
+    assert (end["operations"], end["files"], end["threads"]) == (60, early["files"], early["threads"])
     for sample in found["samples"]:  # each segment that rows of the present live in is mapped, once
         assert sample["mappings"] <= sample["segments"]
     assert end["resident_bytes"] < early["resident_bytes"] + 20e6

@@ -8,19 +8,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from oracles import QUESTION, a_text
 from peak import limit_bytes, measure
 from reference import load_session
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import kvedit.memory
+from kvedit.cache import States
 from kvedit.cli.app import app
 from kvedit.errors import KveditError
 from kvedit.memory import available_bytes
 from kvedit.model import Model
 from kvedit.session import Session
+from kvedit.store.segments import read_segment, release, write_segment
 
 TEXT = a_text(30)
 KIB = 1024
@@ -204,6 +208,46 @@ def test_this_system_has_some_memory_left() -> None:
     assert left is not None
     assert left > 1 << 20
     assert available_bytes(torch.device("mps")) is None
+
+
+# --- files in memory --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_segment_reads_as_safetensors_reads_it_and_comes_back_after_its_pages_were_let_go(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    shape = (2, 3, 5, 7)
+    keys, values = (torch.randn(shape, generator=torch.Generator().manual_seed(n)).to(dtype) for n in (1, 2))
+    name = write_segment(tmp_path, States(torch.arange(5), keys, values), np.arange(5))
+    found = read_segment(tmp_path, name)
+    stock = load_file(tmp_path / f"{name}.safetensors")
+    for _ in range(2):
+        assert set(found) == set(stock)
+        assert all(torch.equal(found[part], stock[part]) for part in stock)
+        assert torch.equal(found["keys"], keys)
+        release(found["keys"])
+    (tmp_path / f"{name}.safetensors").unlink()  # what is mapped stays, as long as somebody holds it
+    assert torch.equal(found["values"], values)
+
+
+def test_memory_that_is_no_files_is_never_let_go() -> None:
+    tensor = torch.arange(1 << 20, dtype=torch.float32)
+    before = tensor.clone()
+    release(tensor)
+    assert torch.equal(tensor, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_after_a_question_the_rows_are_in_memory_once(llama: Model, home: Path) -> None:
+    session = load_session(home, llama, a_text(33))
+    cold = again(session)
+    cold.ask(QUESTION, max_new_tokens=1)
+    (name,) = cold.segments
+    entries = Path("/proc/self/smaps").read_text().split(f"{name}.safetensors\n")[1:]
+    resident = sum(int(entry.partition("Rss:")[2].split()[0]) for entry in entries)
+    assert resident * 1024 < llama.cache_bytes(len(cold.rows)) / 4
+    assert "VmFlags" in entries[0]  # it is still mapped
 
 
 # --- the peak ---------------------------------------------------------------------------------------
