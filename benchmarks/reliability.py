@@ -144,7 +144,7 @@ def endurance(task: Task) -> Found:
     wrong += [f"memory grew by {grown / 1e6:.0f} MB"] * (grown > _GROWN_BYTES)
     what = (
         f"operations in one process: memory {grown / 1e6:+.0f} MB from operation {early['operations']} "
-        f"on, the last hundred {found['last_ms'] / found['first_ms']:.2f} times as slow as the first"
+        f"on, the last hundred took {found['last_ms'] / found['first_ms']:.2f} of the first's CPU time"
     )
     return what, task.size, wrong
 

@@ -89,10 +89,10 @@ def endure(model: Path, home: Path, operations: int, seed: int) -> dict[str, Any
 
     def run(line: str, allowed: tuple[int, ...]) -> None:
         said = io.StringIO()
-        start = time.perf_counter()
+        start = time.process_time()  # the machine may have other things to do
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             code = run_line(line)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
         codes[code] = codes.get(code, 0) + 1
         if code not in allowed:
             failed.append(f"{line}: {code}: {said.getvalue()[-200:]}")
