@@ -181,8 +181,8 @@ def check_config(config: Any) -> None:
 def check_summary(summary: Any, bench: str = "niah") -> None:
     """Check `summary.json`; raises `AssertionError` with the place that is wrong."""
     shape = {"schema_version": int, **SUMMARIES[bench]}
-    if bench in WITH_CASES and "datasets" in summary:
-        shape["datasets"] = {str: TABLE}
+    splits = {"datasets": {str: TABLE}, "places": {str: TABLE}, "exchanged": {str: {str: DIFFERENCE}}}
+    shape |= {name: of for name, of in splits.items() if bench in WITH_CASES and name in summary}
     _check(summary, shape, "summary")
     assert summary["schema_version"] == 1, "summary.schema_version is not 1"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import re
@@ -482,6 +483,45 @@ def test_the_executors_page_keeps_contexts_apart():
     assert "7,040.0" in text  # the middle of three rounds, in ms
     assert "16.1 ×" in text
     assert "33.3 %" in text  # of a replay's pairs
+
+
+def make_exchanged() -> list[dict]:
+    """Records of the location bench: four of each question."""
+    records = make_records(datasets=("hotpotqa", "iirc"), placements=4, sources=5)
+    for record in records:
+        number = record["facts"]["placement"]
+        record["facts"] = {"side": ("before", "after")[number % 2], "tail": ("short", "long")[number // 2]}
+    return records
+
+
+def test_places_and_exchanged_pairs_are_what_loops_give():
+    records = make_exchanged()
+    summary = summarise(records)
+    assert len(summary["places"]) == 4
+    place = summary["places"]["after the edit, long tail"]
+    alone = [record for record in records if record["facts"] == {"side": "after", "tail": "long"}]
+    assert place == {name: summarise(alone)[name] for name in ("cases", "sources", "arms")}
+    for tail in ("short", "long"):
+        gaps = []
+        for before, after in itertools.product(records, repeat=2):
+            twins = all(before[name] == after[name] for name in ("dataset", "source"))
+            sides = (before["facts"], after["facts"])
+            if twins and sides == ({"side": "before", "tail": tail}, {"side": "after", "tail": tail}):
+                harms = [abs(one["arms"]["sur@2%"]["logp_change"]) for one in (before, after)]
+                gaps.append(harms[0] - harms[1])
+        assert len(gaps) == 10
+        found = summary["exchanged"][tail]["sur@2%"]["logp_change"]
+        assert found["value"] == approx(np.mean(gaps))
+        assert found["low"] < found["value"] < found["high"]
+    text = Page(report.html({**CONFIG, "bench": "location"}, records, summary)).text
+    assert "after the edit, long tail" in text
+    assert "Exchanged" in text
+
+
+def test_a_run_of_one_place_has_no_places():
+    summary = summarise(make_records(placements=1))
+    assert "places" not in summary
+    assert "exchanged" not in summary
 
 
 def test_more_policies_than_marks_are_drawn_in_further_charts_of_the_same_axes():

@@ -35,7 +35,9 @@ def html(config: Record, records: Sequence[Record], summary: Record) -> str:
         plots.where(arms),
         "</div>",
         _matched(arms),
-        _datasets(summary.get("datasets", {})),
+        _split("Datasets", summary.get("datasets", {})),
+        _split("Places", summary.get("places", {})),
+        _exchanged(summary.get("exchanged", {})),
         _details(arms),
         _paired(arms),
     ]
@@ -102,18 +104,37 @@ def _difference(name: str, base: str, held: Record) -> list[str]:
     ]
 
 
-def _datasets(datasets: dict[str, Record]) -> str:
-    if not datasets:
-        return ""
-    names = list(next(iter(datasets.values()))["arms"])
-    rows = []
-    for name in names:
-        held = [part["arms"][name] for part in datasets.values()]
-        rows.append(
-            [escape(name), *(_em(arm) for arm in held), *(percent(arm["recovery"]["value"]) for arm in held)]
-        )
-    heads = ["arm", *(f"{what}, {name}" for what in ("exact match", "recovery") for name in datasets)]
-    return table("Datasets", "Each with its own cases and intervals.", heads, rows)
+def _split(title: str, parts: dict[str, Record]) -> str:
+    """Show exact match, change of log p and recovery of each arm, part by part."""
+    rows = [
+        [
+            escape(part),
+            escape(name),
+            _em(arm),
+            number(arm["logp_change"]["value"]) + interval(arm["logp_change"]),
+            percent(arm["recovery"]["value"]) + interval(arm["recovery"], percent),
+        ]
+        for part, held in parts.items()
+        for name, arm in held["arms"].items()
+    ]
+    heads = ["", "arm", "exact match", "|Δ log p|", "recovery"]
+    return table(title, "Each with its own cases and intervals.", heads, rows) if rows else ""
+
+
+def _exchanged(tails: dict[str, dict[str, Record]]) -> str:
+    """Show what the evidence's side of the edit does, all else equal."""
+    rows = [
+        [
+            escape(tail),
+            escape(name),
+            signed(arm["em"]["value"]) + interval(arm["em"]),
+            signed(arm["logp_change"]["value"]) + interval(arm["logp_change"]),
+        ]
+        for tail, arms in tails.items()
+        for name, arm in arms.items()
+    ]
+    note = "The same passages with the evidence before the edit, minus after it; paired (Appendix D)."
+    return table("Exchanged", note, ["tail", "arm", "exact match", "|Δ log p|"], rows) if rows else ""
 
 
 def _details(arms: dict[str, Record]) -> str:

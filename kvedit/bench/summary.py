@@ -73,21 +73,50 @@ def summarise(records: Sequence[Record]) -> Record:
         records: Lines of `cases.jsonl`, every case with the same arms.
 
     Returns:
-        What `summary.json` holds: `arms` over all cases, and `datasets` with the same for each
-        dataset when there are several.
+        What `summary.json` holds: `arms` over all cases; `datasets` and `places` with the same for
+        each dataset and each place of edit or evidence when there are several; and `exchanged` when
+        cases differ in the evidence's side of the edit alone: for each tail and arm, before minus
+        after, paired.
 
     Raises:
         KveditError: There are no records, or their arms differ.
     """
     names = arm_names(records)
     summary = {"schema_version": SCHEMA, "draws": DRAWS, "seed": SEED, **_table(records, names)}
-    datasets = sorted({record["dataset"] for record in records})
-    if len(datasets) > 1:
-        summary["datasets"] = {
-            dataset: _table([record for record in records if record["dataset"] == dataset], names)
-            for dataset in datasets
-        }
+    for split, part_of in (("datasets", lambda record: record["dataset"]), ("places", _place)):
+        parts: dict[str, list[Record]] = {}
+        for record in records:
+            parts.setdefault(part_of(record), []).append(record)
+        if len(parts) > 1:
+            summary[split] = {part: _table(held, names) for part, held in sorted(parts.items())}
+    if exchanged := _exchanged(records, names):
+        summary["exchanged"] = exchanged
     return summary
+
+
+def _place(record: Record) -> str:
+    """Where the edit, or the evidence, stands in a case; empty where its bench does not say."""
+    facts = record["facts"]
+    if "side" in facts:
+        return f"{facts['side']} the edit, {facts['tail']} tail"
+    return str(facts.get("placement", ""))
+
+
+def _exchanged(records: Sequence[Record], names: list[str]) -> dict[str, dict[str, Record]]:
+    """Compare each case that has its evidence before the edit with its twin that has it after."""
+    sides: dict[str, dict[tuple[str, str], dict[str, Record]]] = {}
+    for record in records:
+        if "side" in record["facts"]:
+            twins = sides.setdefault(record["facts"]["tail"], {})
+            twins.setdefault((record["dataset"], record["source"]), {})[record["facts"]["side"]] = record
+    found = {}
+    for tail, twins in sides.items():
+        pairs = [pair for pair in twins.values() if len(pair) == 2]
+        before, after = ([pair[side] for pair in pairs] for side in ("before", "after"))
+        if pairs:
+            compared = _compared(_bootstrap(before), Columns(before, names), Columns(after, names))
+            found[tail] = dict(zip(names, compared, strict=True))
+    return found
 
 
 def compare(records_a: Sequence[Record], records_b: Sequence[Record]) -> Record:

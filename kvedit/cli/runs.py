@@ -76,7 +76,7 @@ def _so_far(found: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) 
 
 def show_run(summary: dict[str, Any], folder: Path) -> None:
     """Print the summary of a run, and where its report is."""
-    for name, part in {"": summary, **summary.get("datasets", {})}.items():
+    for name, part in {"": summary, **summary.get("datasets", {}), **summary.get("places", {})}.items():
         title = count(part["cases"], "case")
         table = _table(f"{name}: {title}" if name else title)
         for arm_name, arm in part["arms"].items():
