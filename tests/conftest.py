@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from typer.testing import CliRunner
 
 from kvedit.cli.app import app
 from kvedit.cli.workspace import Workspace, here
-from kvedit.model import Model
+from kvedit.model import Model, recipe
 
 FEE_LINES = [f"Line {number}: the fees of item {number} are {number * 37}." for number in range(1, 31)]
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -142,7 +143,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def tiny_models(checkpoints: dict[str, Path]) -> dict[str, Model]:
     """The tiny checkpoints, opened."""
-    return {kind: Model.open(folder, device="cpu") for kind, folder in checkpoints.items()}
+    return {kind: Model.open(folder, device="cpu", stock=True) for kind, folder in checkpoints.items()}
 
 
 @pytest.fixture(params=list(KINDS))
@@ -193,7 +194,7 @@ def default_folder() -> Path:
 @pytest.fixture(scope="session")
 def default_model(default_folder: Path) -> Model:
     """The default model, opened once for all tests."""
-    return Model.open(default_folder, device="cpu")
+    return Model.open(default_folder, device="cpu", stock=True)
 
 
 @pytest.fixture(scope="session")
@@ -208,3 +209,12 @@ def haystack() -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def _quiet() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Recipes of tiny models do not belong into the user's cache."""
+    place = tmp_path_factory.mktemp("recipes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe, "folder", lambda: place)
+        yield

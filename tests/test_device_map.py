@@ -81,7 +81,7 @@ class Pretend(TorchFunctionMode):
 
 
 def like(model: Model, network: Any) -> Model:
-    return Model(model.directory, network, model.tokenizer, model._template, model.parts)
+    return Model(model.directory, network, model.tokenizer, model.stop_ids, model.parts)
 
 
 def walked(model: Model) -> list[Tensor]:

@@ -22,9 +22,8 @@ from transformers import (
 )
 
 from kvedit.errors import ModelError
-from kvedit.model import Model
+from kvedit.model import Model, fingerprint
 from kvedit.model.admission import admit, check_layout
-from kvedit.model.checkpoint import fingerprint
 from kvedit.model.resolve import find, resolve
 from kvedit.model.template import layout
 from kvedit.tokenizer import Tokenizer
@@ -87,7 +86,7 @@ def test_a_forward_pass_that_no_field_tells_apart_is_caught_by_comparison(tmp_pa
     network = GraniteForCausalLM(config).eval()
     check_layout(network)  # the modules are Llama's; only the arithmetic differs
     tokenizer = tiny_tokenizer()
-    model = Model(tmp_path, network, Tokenizer(tokenizer.backend_tokenizer.to_str()), tokenizer, {})
+    model = Model(tmp_path, network, Tokenizer(tokenizer.backend_tokenizer.to_str()), (), {})
     with pytest.raises(ModelError, match="forward pass differs"):
         model.check()
 
@@ -149,7 +148,8 @@ def test_a_damaged_gguf_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_fingerprint_names_what_differs(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
     def parts(folder: Path, template: str = "t") -> dict[str, str]:
-        return fingerprint(folder, Tokenizer((folder / "tokenizer.json").read_text()), template)
+        own = Tokenizer((folder / "tokenizer.json").read_text())
+        return {**fingerprint.of_files(folder), **fingerprint.of_text(own, template)}
 
     here = parts(checkpoints["llama"])
     shutil.copytree(checkpoints["llama"], tmp_path / "moved")

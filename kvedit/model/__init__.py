@@ -8,10 +8,10 @@ Prefill is a walk over adjacent rows, packed refresh one over scattered rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +21,15 @@ from torch import Tensor
 from kvedit.cache import KVCache, States
 from kvedit.errors import ModelError
 from kvedit.memory import allocating
-from kvedit.model import checkpoint, stock
-from kvedit.model.admission import REMEDY
+from kvedit.model import fingerprint, light, recipe
 from kvedit.model.attention import Attend, choose, masked
-from kvedit.model.stock import Likeness
 from kvedit.model.template import layout
 from kvedit.prompt import Prompt
 from kvedit.rope import Rope, rotate
 from kvedit.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from kvedit.model.stock import Likeness
 
 CHUNK_ROWS = 1024
 """Rows that one walk takes at most; bounds the memory beside weights and cache."""
@@ -69,7 +70,12 @@ class Model:
     """
 
     def __init__(
-        self, directory: Path, network: Any, tokenizer: Tokenizer, template: Any, parts: dict[str, str]
+        self,
+        directory: Path,
+        network: Any,
+        tokenizer: Tokenizer,
+        stop_ids: Iterable[int],
+        parts: dict[str, str],
     ) -> None:
         config = network.config
         attention = network.model.layers[0].self_attn
@@ -89,30 +95,43 @@ class Model:
         self.spread = len(set(getattr(network, "hf_device_map", {}).values())) > 1
         rotary = network.model.rotary_emb
         self.rope = Rope(rotary.inv_freq.float().to(self.device), float(rotary.attention_scaling))
-        self.stop_ids = _stop_ids(network, template)
+        self.stop_ids = frozenset(stop_ids)
         self.mean_embedding: Tensor = network.model.embed_tokens.weight.mean(dim=0, dtype=torch.float32)
-        self._template = template
 
     @classmethod
-    def open(cls, directory: Path, *, device: str = "auto", dtype: str = "auto") -> Model:
+    def open(
+        cls, directory: Path, *, device: str = "auto", dtype: str = "auto", stock: bool = False
+    ) -> Model:
         """Read the checkpoint in a directory.
+
+        A checkpoint that has passed `check` before is read without transformers.
 
         Args:
             directory: config.json, safetensors weights, tokenizer.
             device: `auto`, `cpu`, `cuda` or `mps`; `map` spreads the layers over all GPUs and, if
                 they are too small, the CPU's memory.
             dtype: `auto` (float32 on a CPU, bfloat16 elsewhere), or a name of a dtype.
+            stock: Read it with transformers in any case.
 
         Raises:
             ModelError: The device is not there, or the model is unsupported or damaged.
         """
         place = _device("auto" if device == "map" else device)
         kind = ("float32" if place.type == "cpu" else "bfloat16") if dtype == "auto" else dtype
-        device_map = "auto" if device == "map" else None
-        network = checkpoint.read_network(directory, _DTYPES[kind], place, device_map)
+        known = None if stock or device == "map" else recipe.find(directory)
+        if known is not None and f"{kind} {place.type}" in known[0].checked:
+            made, serialized = known
+            network: Any = light.read(directory, made, _DTYPES[kind], place)
+            parts = {**fingerprint.of_files(directory), **made.parts}
+            return cls(directory, network, Tokenizer(serialized), made.stop_ids, parts)
+        from kvedit.model import checkpoint
+
+        network = checkpoint.read_network(
+            directory, _DTYPES[kind], place, "auto" if device == "map" else None
+        )
         tokenizer, template = checkpoint.read_tokenizer(directory)
-        parts = checkpoint.fingerprint(directory, tokenizer, template.chat_template)
-        return cls(directory, network, tokenizer, template, parts)
+        parts = {**fingerprint.of_files(directory), **fingerprint.of_text(tokenizer, template.chat_template)}
+        return cls(directory, network, tokenizer, _stop_ids(network, template), parts)
 
     @property
     def dtype_name(self) -> str:
@@ -120,7 +139,9 @@ class Model:
 
     def layout(self, system: str | None) -> Prompt:
         """Lay the prompt out with the checkpoint's chat template."""
-        return layout(self._template, self.tokenizer, system)
+        from kvedit.model import checkpoint
+
+        return layout(checkpoint.read_tokenizer(self.directory)[1], self.tokenizer, system)
 
     def to_device(self, ids: npt.NDArray[np.int64]) -> Tensor:
         """Bring ids to the model's device. `int64 [N]`."""
@@ -225,11 +246,14 @@ class Model:
         return logits.float().to(self.device)
 
     def compare(self) -> Likeness:
-        """Compare the walk with the stock forward pass on a few ids.
+        """Compare the walk with the stock forward pass on a few ids; needs a network of transformers'.
 
         Raises:
             ModelError: The layers cannot be walked.
         """
+        from kvedit.model import stock
+        from kvedit.model.admission import REMEDY
+
         try:
             return stock.compare(self)
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
@@ -240,26 +264,17 @@ class Model:
     def check(self) -> None:
         """Refuse a model whose walk is not its stock forward pass, to catch what no field says.
 
+        A model that passes is read without transformers from then on, where its parts are plain.
+
         Raises:
             ModelError: They differ by more than rounding.
         """
-        found = self.compare()
-        if not found.forward <= found.limit:
-            raise ModelError(
-                "This model is not supported: its own forward pass differs from kvedit's by "
-                f"{found.forward:.3g} standard deviations.",
-                REMEDY,
-            )
-        if not found.far <= found.limit:
-            raise ModelError(
-                "This model is not supported: at the end of its context its own forward pass differs by "
-                f"{found.far:.3g} standard deviations, so more than RoPE depends on the position.",
-                REMEDY,
-            )
-        if not found.rotation <= found.rotation_limit:
-            raise ModelError(
-                "This model is not supported: it does not rotate its keys as kvedit does.", REMEDY
-            )
+        if isinstance(self.network, light.Network):
+            return  # its recipe says that it has passed
+        from kvedit.model import stock
+
+        self.compare().check()
+        stock.remember(self)
 
     @staticmethod
     def _heads(attention: Any, which: str, normed: Tensor) -> Tensor:

@@ -1,13 +1,10 @@
-"""Read a checkpoint that is admitted: its network, its tokenizer, and what tells it from another."""
+"""Read a checkpoint that is admitted, with transformers: its network and its tokenizer."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 import transformers
@@ -19,8 +16,6 @@ from kvedit.model.admission import REMEDY, admit, check_layout
 from kvedit.tokenizer import Tokenizer
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_SAMPLE_BYTES = 1 << 16
-_TENSOR_BYTES = 1 << 10
 
 
 def read_network(
@@ -143,47 +138,6 @@ def read_tokenizer(directory: Path) -> tuple[Tokenizer, Any]:
             f"{directory} holds no tokenizer that can be read ({brief(error)}).",
             "Download the whole model with its tokenizer.json.",
         ) from None
-
-
-def fingerprint(directory: Path, tokenizer: Tokenizer, chat_template: str | None) -> dict[str, str]:
-    """Say what a model is, by content: SHA-256 of its parts, by the name of the part.
-
-    The weights are known by the size of each file and by its first, middle and last 64 KiB; and,
-    so that a change of a few tensors is seen, by the same three places of each tensor, 1 KiB each.
-    """
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    for name in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
-        config.pop(name, None)
-    weights, samples = hashlib.sha256(), hashlib.sha256()
-    for path in sorted(directory.glob("*.safetensors")):
-        size = path.stat().st_size
-        weights.update(f"{path.name}:{size};".encode())
-        with path.open("rb") as file:
-            for offset in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
-                file.seek(offset, os.SEEK_SET)
-                weights.update(file.read(_SAMPLE_BYTES))
-            _sample_tensors(file, samples)
-    return {
-        "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
-        "weights": weights.hexdigest(),
-        "tensor_samples": samples.hexdigest(),
-        "tokenizer": tokenizer.fingerprint,
-        "chat_template": hashlib.sha256((chat_template or "").encode()).hexdigest(),
-    }
-
-
-def _sample_tensors(file: BinaryIO, samples: Any) -> None:
-    """Add the first, middle and last bytes of each tensor in a safetensors file to a checksum."""
-    file.seek(0)
-    length = int.from_bytes(file.read(8), "little")
-    header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    for name in sorted(header):
-        start, stop = header[name]["data_offsets"]
-        samples.update(f"{name}:{stop - start};".encode())
-        for offset in (start, (start + stop) // 2, max(start, stop - _TENSOR_BYTES)):
-            file.seek(8 + length + offset, os.SEEK_SET)
-            samples.update(file.read(min(_TENSOR_BYTES, stop - offset)))
 
 
 def brief(error: Exception) -> str:

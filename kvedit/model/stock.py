@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from kvedit.errors import ModelError
+from kvedit.model import light, recipe
+from kvedit.model.admission import REMEDY
+from kvedit.model.recipe import Recipe
 from kvedit.rope import rotate
 
 if TYPE_CHECKING:
@@ -35,6 +41,25 @@ class Likeness:
     limit: float
     rotation: float
     rotation_limit: float
+
+    def check(self) -> None:
+        """Raise `ModelError` where a difference is more than rounding."""
+        if not self.forward <= self.limit:
+            raise ModelError(
+                "This model is not supported: its own forward pass differs from kvedit's by "
+                f"{self.forward:.3g} standard deviations.",
+                REMEDY,
+            )
+        if not self.far <= self.limit:
+            raise ModelError(
+                "This model is not supported: at the end of its context its own forward pass differs by "
+                f"{self.far:.3g} standard deviations, so more than RoPE depends on the position.",
+                REMEDY,
+            )
+        if not self.rotation <= self.rotation_limit:
+            raise ModelError(
+                "This model is not supported: it does not rotate its keys as kvedit does.", REMEDY
+            )
 
 
 @torch.no_grad()
@@ -88,3 +113,56 @@ def _rotation(model: Model, raw: list[Tensor], held: list[Tensor]) -> float:
         gap = (rotate(keys, cos, sin) - stock[0].to(model.device)).abs().max()
         worst = max(worst, float(gap) / max(float(keys.abs().max()), 1e-30))
     return worst
+
+
+def remember(model: Model) -> None:
+    """Keep the recipe of a model that was compared, if plain parts give the same numbers."""
+    made = _recipe(model)
+    if made is None or model.spread:
+        return
+    with suppress(ModelError):  # names that only transformers knows how to read
+        network = light.read(model.directory, made, model.dtype, model.device)
+        if _same(model, network):
+            recipe.keep(
+                model.directory, made, model.tokenizer.serialized, f"{model.dtype_name} {model.device.type}"
+            )
+
+
+def _recipe(model: Model) -> Recipe | None:
+    """Describe a network of plain parts; `None` where a look at its modules says that it has others."""
+    network = model.network
+    attention = network.model.layers[0].self_attn
+    norms = [module for module in network.modules() if type(module).__name__.endswith("Norm")]
+    epsilons = {float(getattr(module, "variance_epsilon", -1.0)) for module in norms}
+    if len(epsilons) != 1 or min(epsilons) < 0 or getattr(network.config, "hidden_act", None) != "silu":
+        return None
+    return Recipe(
+        layers=model.layers,
+        heads=model.heads,
+        groups=model.groups,
+        width=model.width,
+        scaling=model.scaling,
+        context_length=model.context_length,
+        epsilon=epsilons.pop(),
+        head_norms=getattr(attention, "k_norm", None) is not None,
+        tied=network.lm_head.weight is network.model.embed_tokens.weight,
+        inverse_frequencies=tuple(model.rope.inverse_frequencies.tolist()),
+        attention_scaling=model.rope.attention_scaling,
+        stop_ids=tuple(sorted(model.stop_ids)),
+        parts={name: model.parts[name] for name in ("tokenizer", "chat_template")},
+    )
+
+
+@torch.no_grad()
+def _same(model: Model, network: light.Network) -> bool:
+    """Whether a network of plain parts gives the numbers of the model's own, all weights included."""
+    twin = copy.copy(model)
+    twin.network = network
+    ids = torch.arange(ROWS, device=model.device) * 7 % network.config.vocab_size
+    ours, stock = (
+        one.logits(one.walk(ids, slice(0, ROWS), one.new_cache(ROWS), outputs=ROWS).hidden)
+        for one in (twin, model)
+    )
+    tables = ((part.model.embed_tokens.weight, part.lm_head.weight) for part in (network, model.network))
+    same = all(torch.equal(left, right) for left, right in zip(*tables, strict=True))
+    return same and torch.equal(ours, stock)
