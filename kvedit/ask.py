@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from kvedit.cache import States
-from kvedit.decode import Sampler, TextStream, decode_, prefill_question_
+from kvedit.decode import Lookup, Sampler, TextStream, decode_, prefill_question_
 from kvedit.errors import UsageError
 from kvedit.memory import check_memory
 from kvedit.model import CHUNK_ROWS
@@ -165,7 +165,8 @@ class Asking:
         with timings.measure("question", len(question_ids)):
             ids = self.model.to_device(question_ids)
             logits, states = prefill_question_(self.model, working.cache, ids)
-        said, text, reason, walked = yield from self._decode(logits, limit)
+        lookup = Lookup(np.concatenate([self.ids, question_ids]), limit)
+        said, text, reason, walked = yield from self._decode(logits, limit, lookup)
         kept = options.keep and (bool(parts) or options.chat)
         if kept:
             self.on_phase("save")
@@ -309,7 +310,7 @@ class Asking:
             return executor, list(refresh_(self.model, working.cache, ids, computed, executor))
 
     def _decode(
-        self, logits: Tensor, limit: int
+        self, logits: Tensor, limit: int, lookup: Lookup
     ) -> Generator[Token, None, tuple[list[int], str, str, list[States]]]:
         """Stream the answer; an interrupt ends it and keeps what was said."""
         self.on_phase("decode")
@@ -317,7 +318,7 @@ class Asking:
         stream, ids, texts = TextStream(self.session.tokenizer), list[int](), list[str]()
         walked: list[States] = []
         sampler = Sampler(options.temperature, options.seed)
-        answer = decode_(self.model, self.session.working.cache, logits, sampler, limit, walked)
+        answer = decode_(self.model, self.session.working.cache, logits, sampler, limit, walked, lookup)
         reason = "stop"
         try:
             while True:

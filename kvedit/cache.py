@@ -26,6 +26,10 @@ class States:
         if self.keys.shape != self.values.shape or self.keys.shape[2] != len(self.rows):
             raise ValueError(f"{self.keys.shape}, {self.values.shape}, {len(self.rows)} rows")
 
+    def part(self, first: int, last: int) -> States:
+        """Give some of them, by their places here; a view."""
+        return States(self.rows[first:last], self.keys[:, :, first:last], self.values[:, :, first:last])
+
     @classmethod
     def concatenate(cls, parts: list[States]) -> States:
         """Join states of ascending rows."""

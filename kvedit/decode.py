@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kvedit.cache import KVCache, States
 from kvedit.model import CHUNK_ROWS, Model
 from kvedit.tokenizer import Tokenizer
+
+IntArray = npt.NDArray[np.int64]
+_SURE = 5  # so many ids that agree are as good as any more
 
 
 def prefill_question_(model: Model, cache: KVCache, question: Tensor) -> tuple[Tensor, States]:
@@ -50,8 +55,56 @@ class Sampler:
         return int(torch.multinomial(chances, 1, generator=self._generator))
 
 
+class Lookup:
+    """Guess what comes next from what was said before: prompt lookup decoding.
+
+    An answer about a document often repeats it. Where the last ids stand in the text already, what
+    follows there is guessed; the longer the part that agrees, the more of it. One walk then tells
+    how much of the guess the model would have said itself (speculative decoding, arXiv 2211.17192;
+    guesses from the prompt, as in LLMA, arXiv 2304.04487).
+
+    Args:
+        ids: All ids before the answer, `int64 [T + Nq]`.
+        room: Ids that will be pushed at most.
+    """
+
+    def __init__(self, ids: IntArray, room: int) -> None:
+        self._ids = np.concatenate([ids, np.zeros(room, dtype=np.int64)])
+        self._count = len(ids)
+
+    def push(self, token: int) -> None:
+        """Add an id that was said."""
+        self._ids[self._count] = token
+        self._count += 1
+
+    def guess(self, most: int) -> list[int]:
+        """Guess up to `most` ids; none where the last two ids stand nowhere before."""
+        ids, last = self._ids, self._count - 1
+        if most < 1 or last < 2:
+            return []
+        places = 1 + np.flatnonzero((ids[1:last] == ids[last]) & (ids[: last - 1] == ids[last - 1]))
+        if not len(places):
+            return []
+        agreeing = 2
+        while agreeing < _SURE:
+            longer = places[places >= agreeing]
+            longer = longer[ids[longer - agreeing] == ids[last - agreeing]]
+            if not len(longer):
+                break
+            places, agreeing = longer, agreeing + 1
+        after = int(places[-1]) + 1
+        following: list[int] = ids[after : min(after + min(most, 1 << (agreeing - 1)), last + 1)].tolist()
+        return following
+
+
 def decode_(
-    model: Model, cache: KVCache, logits: Tensor, sampler: Sampler, limit: int, walked: list[States]
+    model: Model,
+    cache: KVCache,
+    logits: Tensor,
+    sampler: Sampler,
+    limit: int,
+    walked: list[States],
+    lookup: Lookup | None = None,
 ) -> Iterator[int]:
     """Give up to `limit` ids, one at a time, stopping before an id that ends the answer.
 
@@ -63,15 +116,37 @@ def decode_(
         limit: Ids at most.
         walked: Gets the raw states of each id that was followed by another look at the model;
             the last of `limit` ids has none.
+        lookup: Guesses ids, so that one walk can give several. The ids are those that are chosen
+            without it: the sampler sees each row's logits in turn, and a guess that it did not
+            choose is dropped with all after it.
     """
-    for count in range(limit):
-        token = sampler(logits)
-        if token in model.stop_ids:
-            return
+    token = sampler(logits)
+    said = 0
+    while token not in model.stop_ids:
         yield token
-        if count + 1 < limit:
-            logits, states = prefill_question_(model, cache, torch.tensor([token], device=model.device))
-            walked.append(states)
+        said += 1
+        if said == limit:
+            return
+        guess: list[int] = []
+        if lookup is not None:
+            lookup.push(token)
+            guess = lookup.guess(limit - said - 1)
+        start, count = cache.length, 1 + len(guess)
+        ids = torch.tensor([token, *guess], device=model.device)
+        found = model.walk(ids, slice(start, start + count), cache, outputs=count)
+        every = model.logits(found.hidden)
+        for at in range(count):
+            walked.append(found.states.part(at, at + 1))
+            cache.length = start + at + 1
+            token = sampler(every[at])
+            if at == len(guess) or token != guess[at] or token in model.stop_ids:
+                break
+            yield token
+            said += 1
+            assert lookup is not None
+            lookup.push(token)
+            if said == limit:
+                return
 
 
 # Up to three bytes at the end may yet become a character; some decoders mark each of them.

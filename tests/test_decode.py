@@ -1,0 +1,107 @@
+"""Decoding with guesses from the text: the ids, rows and draws of decoding without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvedit.cache import KVCache, States
+from kvedit.decode import Lookup, Sampler, decode_, prefill_question_
+from kvedit.model import Model
+
+IDS = np.concatenate([np.arange(40) * 7 % 300, np.arange(40) * 7 % 300, [5, 12, 19]])
+
+
+class Counted(Lookup):
+    """A lookup that tells what it guessed."""
+
+    guesses: list[int]
+
+    def guess(self, most: int) -> list[int]:
+        found = super().guess(most)
+        self.guesses = [*getattr(self, "guesses", []), len(found)]
+        return found
+
+
+def decoded(
+    model: Model, limit: int, lookup: Lookup | None, temperature: float = 0.0, take: int | None = None
+) -> tuple[list[int], list[States], KVCache]:
+    cache = model.new_cache(len(IDS) + limit)
+    logits, _ = prefill_question_(model, cache, torch.from_numpy(IDS))
+    walked: list[States] = []
+    ids = decode_(model, cache, logits, Sampler(temperature, 3), limit, walked, lookup)
+    return list(islice(ids, take)), walked, cache
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("limit", [1, 2, 7, 60])
+def test_guesses_change_neither_ids_nor_rows(tiny: Model, limit: int, temperature: float) -> None:
+    lookup = Counted(IDS, limit)
+    ids, walked, cache = decoded(tiny, limit, lookup, temperature)
+    wanted, plain, reference = decoded(tiny, limit, None, temperature)
+    assert ids == wanted
+    assert cache.length == reference.length
+    used = slice(0, cache.length)
+    torch.testing.assert_close(cache.keys[:, :, used], reference.keys[:, :, used], atol=1e-4, rtol=1e-4)
+    assert [part.rows.tolist() for part in walked] == [part.rows.tolist() for part in plain]
+    for ours, theirs in zip(walked, plain, strict=True):
+        torch.testing.assert_close(ours.keys, theirs.keys, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(ours.values, theirs.values, atol=1e-4, rtol=1e-4)
+
+
+def test_an_answer_that_repeats_takes_fewer_walks(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network without attention output says what its last id implies, so it soon goes in circles."""
+    for layer in llama.network.model.layers:
+        weight = layer.self_attn.o_proj.weight
+        monkeypatch.setattr(weight, "data", torch.zeros_like(weight))
+    monkeypatch.setattr(llama, "stop_ids", frozenset())
+    lookup = Counted(IDS, 400)
+    ids, walked, _ = decoded(llama, 400, lookup)
+    assert ids == decoded(llama, 400, None)[0]
+    assert len(ids) == 400
+    assert len(walked) == 399
+    assert len(lookup.guesses) < 200  # walks
+
+
+@pytest.mark.parametrize("take", [1, 2, 3, 10, 11, 30])
+def test_an_answer_that_is_cut_has_the_rows_of_all_its_ids_but_the_last(llama: Model, take: int) -> None:
+    ids, walked, cache = decoded(llama, 60, Lookup(IDS, 60), take=take)
+    taken = min(take, len(decoded(llama, 60, None)[0]))
+    assert len(ids) == taken
+    assert [int(part.rows) for part in walked[: taken - 1]] == [*range(len(IDS), len(IDS) + taken - 1)]
+    assert len(walked) == taken - 1
+    assert cache.length == len(IDS) + taken - 1
+
+
+def slow_guess(ids: list[int], most: int) -> list[int]:
+    """What follows the last of those places that agree with the end over most ids, up to five."""
+    best, place = 1, -1
+    for end in range(2, len(ids)):
+        agreeing = 0
+        while agreeing < min(5, end) and ids[end - 1 - agreeing] == ids[len(ids) - 1 - agreeing]:
+            agreeing += 1
+        if agreeing >= max(best, 2):
+            best, place = agreeing, end
+    return ids[place : place + min(most, 2 ** (best - 1))] if place > 0 and most > 0 else []
+
+
+@given(
+    ids=st.lists(st.integers(0, 3), max_size=40),
+    said=st.lists(st.integers(0, 3), max_size=10),
+    most=st.integers(-1, 20),
+)
+def test_a_guess_is_what_followed_the_longest_agreement(ids: list[int], said: list[int], most: int) -> None:
+    lookup = Lookup(np.array(ids, dtype=np.int64), len(said))
+    push_all(lookup, said)
+    assert lookup.guess(most) == slow_guess([*ids, *said], most)
+
+
+def push_all(lookup: Lookup, ids: Iterable[int]) -> None:
+    for token in ids:
+        lookup.push(token)
