@@ -55,18 +55,31 @@ def test_guesses_change_neither_ids_nor_rows(tiny: Model, limit: int, temperatur
         torch.testing.assert_close(ours.values, theirs.values, atol=1e-4, rtol=1e-4)
 
 
-def test_an_answer_that_repeats_takes_fewer_walks(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network without attention output says what its last id implies, so it soon goes in circles."""
-    for layer in llama.network.model.layers:
-        weight = layer.self_attn.o_proj.weight
-        monkeypatch.setattr(weight, "data", torch.zeros_like(weight))
+class Quoting:
+    """Says what the text says from its start, whatever the logits are."""
+
+    def __init__(self) -> None:
+        self.ids = iter(IDS[:40].tolist())
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        return next(self.ids)
+
+
+def test_an_answer_that_quotes_takes_few_walks(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "stop_ids", frozenset())
-    lookup = Counted(IDS, 400)
-    ids, walked, _ = decoded(llama, 400, lookup)
-    assert ids == decoded(llama, 400, None)[0]
-    assert len(ids) == 400
-    assert len(walked) == 399
-    assert len(lookup.guesses) < 200  # walks
+    walks = []
+    walk = llama.walk
+    monkeypatch.setattr(
+        llama, "walk", lambda ids, *rest, **more: walks.append(len(ids)) or walk(ids, *rest, **more)
+    )
+    cache = llama.new_cache(len(IDS) + 40)
+    logits, _ = prefill_question_(llama, cache, torch.from_numpy(IDS))
+    walks.clear()
+    walked: list[States] = []
+    ids = list(decode_(llama, cache, logits, Quoting(), 40, walked, Lookup(IDS, 40)))  # type: ignore[arg-type]
+    assert ids == IDS[:40].tolist()
+    assert walks == [1, 3, 17, 17, 1]  # the end of the first copy agrees with five ids
+    assert len(walked) == 39
 
 
 @pytest.mark.parametrize("take", [1, 2, 3, 10, 11, 30])
