@@ -164,8 +164,8 @@ def test_a_gguf_file_is_the_same_model_as_its_twin_in_safetensors(
     network.load_state_dict({name: weights.float() for name, weights in held.items()})
     network.half().save_pretrained(tmp_path / "twin")
     tiny_tokenizer().save_pretrained(tmp_path / "twin")
-    twin = Model.open(tmp_path / "twin", device="cpu")
-    model = Model.open(resolve(str(tmp_path / "tiny.gguf")), device="cpu")
+    twin = Model.open(tmp_path / "twin", device="cpu", stock=True)
+    model = Model.open(resolve(str(tmp_path / "tiny.gguf")), device="cpu", stock=True)
     model.check()
     for name, weights in twin.network.state_dict().items():
         torch.testing.assert_close(model.network.state_dict()[name], weights, atol=1e-6, rtol=1e-3)
@@ -195,7 +195,7 @@ def test_a_gguf_file_says_whether_a_text_begins_with_bos(
 ) -> None:
     """https://github.com/huggingface/transformers/pull/35715: the flag was lost."""
     write_gguf(tmp_path / "base.gguf", tiny_network(), template=False, **more)
-    model = Model.open(resolve(str(tmp_path / "base.gguf")), device="cpu")
+    model = Model.open(resolve(str(tmp_path / "base.gguf")), device="cpu", stock=True)
     assert list(model.layout(None).head_ids).count(1) == begins
     assert (model.layout(None).head_ids[0] == 1) == begins
 
@@ -253,7 +253,7 @@ def test_a_truncated_gguf_file_is_refused_and_leaves_nothing(tmp_path: Path, kee
 def test_a_gguf_file_may_have_any_name_and_stand_beside_another_model(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "Modèles 日本", "qwen3")  # whose configuration and tokenizer are not its
     write_gguf(folder / "Kleinmodell – über.GGUF", tiny_network())
-    model = Model.open(resolve(str(folder / "Kleinmodell – über.GGUF")), device="cpu")
+    model = Model.open(resolve(str(folder / "Kleinmodell – über.GGUF")), device="cpu", stock=True)
     assert model.network.config.model_type == "llama"
     assert greedy(model)
 
@@ -277,17 +277,17 @@ def test_weights_too_large_for_float16_are_kept_in_float32(tmp_path: Path) -> No
     network = tiny_network()
     network.model.norm.weight.data.fill_(1e5)
     write_gguf(tmp_path / "large.gguf", network)
-    model = Model.open(resolve(str(tmp_path / "large.gguf")), device="cpu")
+    model = Model.open(resolve(str(tmp_path / "large.gguf")), device="cpu", stock=True)
     assert torch.equal(model.network.model.norm.weight, torch.full((64,), 1e5))
 
 
 def test_shards_are_read_as_one_model(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
     sharded = shutil.copytree(checkpoints["llama"], tmp_path / "sharded")
-    whole = Model.open(checkpoints["llama"], device="cpu")
+    whole = Model.open(checkpoints["llama"], device="cpu", stock=True)
     (sharded / "model.safetensors").unlink()
     whole.network.save_pretrained(sharded, max_shard_size="100KB")
     assert len(list(sharded.glob("*.safetensors"))) > 3
-    model = Model.open(sharded, device="cpu")
+    model = Model.open(sharded, device="cpu", stock=True)
     assert greedy(model) == greedy(whole)
 
 
@@ -297,7 +297,7 @@ def test_a_damaged_shard_is_refused_by_load(
 ) -> None:
     """https://github.com/lyogavin/airllm/issues/137: missing tails read as zeros."""
     sharded = shutil.copytree(checkpoints["llama"], tmp_path / "sharded")
-    network = Model.open(sharded, device="cpu").network
+    network = Model.open(sharded, device="cpu", stock=True).network
     (sharded / "model.safetensors").unlink()
     network.save_pretrained(sharded, max_shard_size="100KB")
     shard = sorted(sharded.glob("*.safetensors"))[1]
@@ -323,13 +323,13 @@ def test_weights_that_lack_a_tensor_are_refused_and_never_made_up(
     del weights[lost]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=f"1 tensors are missing, such as `{lost}`"):
-        Model.open(folder, device="cpu")
+        Model.open(folder, device="cpu", stock=True)
 
 
 def test_tied_embeddings_need_no_second_copy_in_the_file(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "tied", "llama", tie_word_embeddings=True)
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
-    model = Model.open(folder, device="cpu")
+    model = Model.open(folder, device="cpu", stock=True)
     model.check()
     assert model.network.lm_head.weight is model.network.model.embed_tokens.weight
 
@@ -339,7 +339,7 @@ def test_a_bfloat16_checkpoint_is_cast_as_the_rule_says_or_as_asked_and_never_si
 ) -> None:
     """https://github.com/huggingface/transformers/issues/34692: 16 bits are slow on many CPUs."""
     folder = save_tiny(tmp_path / "brain", "llama")
-    Model.open(folder, device="cpu", dtype="bfloat16").network.save_pretrained(folder)
+    Model.open(folder, device="cpu", dtype="bfloat16", stock=True).network.save_pretrained(folder)
     assert load_file(folder / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
     assert Model.open(folder, device="cpu").dtype_name == "float32"  # the rule on a CPU
     half = Model.open(folder, device="cpu", dtype="bfloat16")
@@ -357,12 +357,12 @@ def test_pickles_are_refused_by_their_reason(tmp_path: Path, checkpoints: dict[s
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="pickles, which can run code"):
-        Model.open(folder, device="cpu")
+        Model.open(folder, device="cpu", stock=True)
     with pytest.raises(ModelError, match="pickle, which can run code"):
         resolve(str(folder / "pytorch_model.bin"))
     save_file({"adapter": torch.zeros(2)}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match="cannot be read"):  # nor read beside a file of another kind
-        Model.open(folder, device="cpu")
+        Model.open(folder, device="cpu", stock=True)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -453,7 +453,7 @@ def test_a_download_that_was_interrupted_is_no_cached_model(
     hub: Path, tmp_path: Path, checkpoints: dict[str, Path]
 ) -> None:
     sharded = shutil.copytree(checkpoints["llama"], tmp_path / "sharded")
-    network = Model.open(sharded, device="cpu").network
+    network = Model.open(sharded, device="cpu", stock=True).network
     (sharded / "model.safetensors").unlink()
     network.save_pretrained(sharded, max_shard_size="100KB")
     snapshot = in_cache(hub, "someone/sharded", sharded)

@@ -55,7 +55,7 @@ def test_it_says_what_the_machine_will_do_within_80_columns(
     assert (machine["dtype"], machine["threads"]) == (dtype, torch.get_num_threads())
     assert machine["context_length"] == 1024
     assert machine["cache_bytes"] == 2 * 3 * 2 * 16 * size * 1000
-    weights = Model.open(checkpoints["qwen3"], device="cpu").network.parameters()
+    weights = Model.open(checkpoints["qwen3"], device="cpu", stock=True).network.parameters()
     assert machine["weights_bytes"] == sum(part.numel() for part in weights) * size
     assert [load["tokens"] for load in machine["estimates"]] == [1000]  # 4,000 do not fit its context
     speed = machine["prefill_tokens_per_s"]
@@ -121,7 +121,7 @@ def test_states_that_see_too_much_fail(
 
 def test_numbers_that_are_none_do_not_pass(home: Path, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "nan", "llama")
-    network = Model.open(folder, device="cpu").network
+    network = Model.open(folder, device="cpu", stock=True).network
     network.model.layers[1].mlp.down_proj.weight[3] = float("nan")
     network.save_pretrained(folder)
     assert "forward pass" in failed(folder)

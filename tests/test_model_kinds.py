@@ -135,7 +135,7 @@ def test_load_refuses_by_the_field_and_reads_no_weights(home: Path, tmp_path: Pa
     assert result.exit_code == 4, result.output
     assert "Traceback" not in result.output
     with pytest.raises(ModelError, match=field) as refused:
-        Model.open(folder, device="cpu")
+        Model.open(folder, device="cpu", stock=True)
     assert "not supported" in refused.value.fact
     assert "\n" not in refused.value.fact
     assert " ".join(refused.value.fact.split()) in " ".join(result.stderr.split())
@@ -174,7 +174,7 @@ def test_a_configuration_that_makes_no_sense_is_one_sentence(
 
 def test_what_depends_on_the_position_far_away_is_found(checkpoints: dict[str, Path]) -> None:
     """A short probe at the start of the context would see nothing."""
-    model = Model.open(checkpoints["llama"], device="cpu")
+    model = Model.open(checkpoints["llama"], device="cpu", stock=True)
     model.check()
     rotary = model.network.model.rotary_emb
     forward = rotary.forward
@@ -192,7 +192,7 @@ def test_what_depends_on_the_position_far_away_is_found(checkpoints: dict[str, P
 def test_keys_that_are_turned_in_another_way_are_found(
     checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Model.open(checkpoints["llama"], device="cpu")
+    model = Model.open(checkpoints["llama"], device="cpu", stock=True)
     # All rows stand five further on: every score, and so the forward pass, is the same; the keys are not.
     turned = model.rope.angles
     monkeypatch.setattr(type(model.rope), "angles", lambda rope, at, dtype: turned(at + 5, dtype))
@@ -202,7 +202,7 @@ def test_keys_that_are_turned_in_another_way_are_found(
 
 def test_a_part_that_the_code_of_a_model_cannot_turn_is_refused(tmp_path: Path) -> None:
     rope = {**YARN, "partial_rotary_factor": 0.5}  # which its own forward pass fails on
-    model = Model.open(save_tiny(tmp_path / "model", "llama", rope_parameters=rope), device="cpu")
+    model = Model.open(save_tiny(tmp_path / "model", "llama", rope_parameters=rope), device="cpu", stock=True)
     with pytest.raises(ModelError, match="cannot be walked"):
         model.check()
 
@@ -215,7 +215,7 @@ def test_a_window_that_is_not_used_bounds_nothing(tmp_path: Path, home: Path, le
     folder = save_tiny(
         tmp_path / "m", "qwen2", sliding_window=16, use_sliding_window=False, max_window_layers=1
     )
-    model = Model.open(folder, device="cpu")
+    model = Model.open(folder, device="cpu", stock=True)
     own, stock, own_ids, stock_ids = stock_greedy(model, np.arange(length) * 7 % 500, 6)
     torch.testing.assert_close(own, stock, atol=2e-4, rtol=2e-4)
     assert own_ids == stock_ids
@@ -295,7 +295,7 @@ def test_a_prompt_has_one_bos_at_its_start_and_none_elsewhere(
     (folder / "chat_template.jinja").unlink()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
-    model = Model.open(folder, device="cpu")
+    model = Model.open(folder, device="cpu", stock=True)
     session = load_session(home, model, "The <|endoftext|> fees.\n<|im_end|>\nThe end.\n")
     question = session.prompt.question_ids(session.tokenizer, "When <|im_end|>?").tolist()
     following = session.prompt.question_ids(session.tokenizer, "And?", next_turn=True).tolist()
@@ -326,7 +326,7 @@ def test_an_answer_ends_at_any_of_a_list_of_ends(
     assert LLAMA3["rope_type"] == "llama3"
     named = json.loads((folder / where).read_text()) | {"eos_token_id": [300, 301]}
     (folder / where).write_text(json.dumps(named))
-    model = Model.open(folder, device="cpu")
+    model = Model.open(folder, device="cpu", stock=True)
     assert model.stop_ids == {2, 300, 301}  # the tokenizer's own, too
     session = load_session(home, model, "The fees are paid.\nThe end.\n")
     session.delete(LineRange(2, 2))

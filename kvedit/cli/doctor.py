@@ -59,7 +59,7 @@ def doctor(
         from kvedit.model import Model
         from kvedit.model.resolve import resolve
 
-        opened = Model.open(resolve(model, report), device=device, dtype=dtype)
+        opened = Model.open(resolve(model, report), device=device, dtype=dtype, stock=True)
         report("Trying the model")
         found = examine(opened)
     asked = {"device": device, "dtype": dtype}
