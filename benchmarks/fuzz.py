@@ -398,6 +398,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--target", choices=TARGETS, help="this one alone")
     parser.add_argument("--try", dest="file", type=Path, help="try the input in this file, with --target")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each target")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.file:
@@ -409,23 +410,31 @@ def main() -> None:
     failed = False
     for target in [options.target] if options.target else TARGETS:
         inputs = options.inputs if options.target else round(options.inputs * _SHARES[target])
-        failed |= not _run(target, inputs, options.seed)
+        failed |= not _run(target, inputs, options.seed, options.json)
     sys.exit(failed)
 
 
-def _run(target: str, inputs: int, seed: int) -> bool:
+def _run(target: str, inputs: int, seed: int, as_json: bool) -> bool:
     folder, start = Path(tempfile.mkdtemp(prefix=f"fuzz-{target}-")), time.perf_counter()
     command = [sys.executable, __file__, "--target", target, "--inputs", str(inputs), "--seed", str(seed)]
     done = subprocess.run([*command, "--folder", folder], capture_output=True, text=True, check=False)
     (folder / "log").write_text(done.stderr + done.stdout)
     if done.returncode or not (folder / "report.json").exists():
-        print(f"{target}: an input is wrong, see {folder}")
+        said = f"an input is wrong, see {folder}"
+        print(
+            json.dumps({"target": target, "inputs": inputs, "wrong": said})
+            if as_json
+            else f"{target}: {said}"
+        )
         print("\n".join((done.stdout + done.stderr).splitlines()[-30:]))
         return False
     report = json.loads((folder / "report.json").read_text())
     covered = [line.split("cov: ")[1].split()[0] for line in done.stderr.splitlines() if "cov: " in line]
     tried = ", ".join(f"{count} {name}" for name, count in sorted(report["outcomes"].items()))
     total, took_s = sum(report["outcomes"].values()), time.perf_counter() - start
+    if as_json:
+        print(json.dumps({"target": target, "inputs": total, "wrong": 0, "seconds": took_s}))
+        return True
     print(
         f"{target}: seed {seed}, {total} inputs in {took_s:.0f} s: {tried}; {covered[-1]} branches; "
         f"the slowest took {report['slowest_s'] * 1000:.0f} ms; memory grew by {report['memory_mb']:.0f} MB."

@@ -58,7 +58,7 @@ class Bench:
 
     def __init__(self, folder: Path, document: Path, tokens: int, model: str) -> None:
         directory = resolve(model)
-        self.model = Model.open(directory, device="cpu")
+        self.model = Model.open(directory, device="cpu", stock=True)
         text = _text_of(document.read_text(encoding="utf-8"), self.model, tokens)
         self.session = Session.load(Document(text), model=self.model, name="speed", home=folder)
         self.change = self.session.delete(EDIT)

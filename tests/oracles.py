@@ -34,7 +34,7 @@ def a_text(lines: int) -> str:
 
 def without_context(folder: Path) -> Model:
     """Open a checkpoint so that no layer sees any other row: attention adds nothing."""
-    model = Model.open(folder, device="cpu")
+    model = Model.open(folder, device="cpu", stock=True)
     for layer in model.network.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         if layer.self_attn.o_proj.bias is not None:

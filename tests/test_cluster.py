@@ -154,7 +154,9 @@ def test_a_case_that_does_not_fit_is_left_out_with_its_reason(ray, llama: Model,
 
 def test_a_worker_with_another_model_is_refused(ray, llama: Model, tmp_path: Path, checkpoints):
     run = start(tmp_path / "run", llama, checkpoints["qwen3"])
-    with pytest.raises(KveditError, match=r"has another config, weights than this machine") as caught:
+    with pytest.raises(
+        KveditError, match=r"has another config, tensor_samples, weights than this machine"
+    ) as caught:
         distribute(run, llama, make_cases(1), ARMS, address="local:1")
     assert "same model" in caught.value.remedy
     assert run.records() == []

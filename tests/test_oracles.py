@@ -217,7 +217,7 @@ def test_packed_rows_see_all_rows_before_them_and_not_only_their_run(
     checkpoints: dict[str, Path], home: Path, kind: str, attention: str
 ) -> None:
     """https://github.com/huggingface/transformers/pull/39194: jumps in positions taken for sequences."""
-    model = Model.open(checkpoints[kind], device="cpu")
+    model = Model.open(checkpoints[kind], device="cpu", stock=True)
     model.network.set_attn_implementation(attention)
     session = load_session(home, model, TEXT)
     session.move("2-3", after=0)  # so that what stands in the cache is stale

@@ -45,7 +45,13 @@ def test_the_page_names_a_method_for_every_verb() -> None:
         for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
         for word in re.findall(r"`(\w+)", row)
     }
-    assert verbs == {words.split()[0] for words in commands()} - {"repl", "replay", "models", "bench"}
+    assert verbs == {words.split()[0] for words in commands()} - {
+        "repl",
+        "replay",
+        "models",
+        "bench",
+        "doctor",
+    }
     methods = {
         word
         for row in re.findall(r"^\| `.*? \| (.*?) \|", table, re.MULTILINE)

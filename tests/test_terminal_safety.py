@@ -129,7 +129,7 @@ def hostile(home: Path, original: Path) -> Iterator[Path]:
 def answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model answers with what is hostile."""
 
-    def decode(model: Any, cache: Any, logits: Any, sampler: Any, limit: int, walked: list[Any]) -> Any:
+    def decode(model: Any, cache: Any, logits: Any, sampler: Any, limit: int, *more: Any) -> Any:
         yield from model.tokenizer.encode_text(HOSTILE).ids.tolist()
 
     monkeypatch.setattr(kvedit.ask, "decode_", decode)
@@ -236,7 +236,8 @@ def test_names_found_on_the_disk_are_data(
     shutil.copytree(hostile / "hostile", hostile / f"z{NAME}")
     (hostile / f"z{NAME}" / "session.json").write_text("{}")
     shown = check_tame(terminal.run("sessions", "list", COLUMNS="300"))
-    assert shown.count("[blink]:smile:") == 3
+    assert "hostile" in shown
+    assert "[blink]" not in shown  # what no session can be called is none
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "cache" / "kvedit" / "models" / NAME).mkdir(parents=True)
     assert shown.count("\nError: none") == 0

@@ -122,6 +122,8 @@ class Network:
             num_attention_heads=recipe.heads * recipe.groups,
             max_position_embeddings=recipe.context_length,
             vocab_size=len(table),
+            hidden_size=table.shape[1],
+            intermediate_size=len(self.model.layers[0].mlp.gate.weight),
             eos_token_id=list(recipe.stop_ids),
         )
         self.dtype, self.device = table.dtype, table.device

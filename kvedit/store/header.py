@@ -61,6 +61,11 @@ def parse_header(start: bytes, size_bytes: int) -> Header:
         _span(fields["values"], dtype, shape, _SIZES[dtype]),
         _span(fields["ids"], "I32", shape[2:3], 4),
     ]
+    if any(
+        (8 + length + start) % size
+        for (start, _), size in zip(taken, (_SIZES[dtype],) * 2 + (4,), strict=True)
+    ):
+        raise ValueError("no tensor can be mapped there")
     ends = [0, *(stop for _, stop in sorted(taken))]
     if sorted(start for start, _ in taken) != ends[:-1] or 8 + length + ends[-1] != size_bytes:
         raise ValueError("other sizes than the file has")
