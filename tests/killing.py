@@ -30,7 +30,8 @@ import json, os, pathlib, signal, sys, traceback
 import kvedit.ask, kvedit.cli.app, kvedit.session, kvedit.model.resolve, kvedit.store.segments
 from kvedit.__main__ import main
 
-kvedit.model.Model.open(pathlib.Path(sys.argv[1])).check()  # loads what is loaded on first use
+model = kvedit.model.Model.open(pathlib.Path(sys.argv[1]), stock=True)
+model.check(), model.layout(None)  # loads what is loaded on first use
 
 def arm(home, step, number):
     # Send a signal to this process before its step-th change of a file below `home`.

@@ -98,12 +98,11 @@ def test_killed_before_any_change_of_a_file_by_another_command_too(server, short
 
 
 @pytest.mark.slow
-def test_killed_at_two_hundred_random_instants_of_a_script_a_session_is_at_one_of_its_steps(
-    server, medium, tmp_path
-):
-    done = kill_scripts(server, medium, tmp_path, turns=200, seed=200)
+def test_killed_at_random_instants_of_a_script_a_session_is_at_one_of_its_steps(server, medium, tmp_path):
+    """Sixty kills; `benchmarks/reliability.py` does two hundred."""
+    done = kill_scripts(server, medium, tmp_path, turns=60, seed=200)
     assert done.wrong == []
-    assert done.killed > 150
+    assert done.killed > 45
     assert done.steps > len(SCRIPT) // 2  # the instants fell into all of it
 
 
