@@ -53,8 +53,8 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write `data` beside `path`, flush it to the disk, then put it in place at once.
+def replace_file(path: Path, *data: bytes | memoryview) -> None:
+    """Write `data`, part after part, beside `path`, flush it to the disk, then put it in place at once.
 
     Raises:
         KveditError: The disk is full, or the folder cannot be written.
@@ -63,7 +63,8 @@ def replace_file(path: Path, data: bytes) -> None:
     with writing(path):
         try:
             with _open(temporary, _NEW, "wb") as file:
-                file.write(data)
+                for part in data:
+                    file.write(part)
                 _flush(file)
             os.replace(temporary, path)
         except BaseException:
@@ -200,9 +201,12 @@ def damaged(what: str, how: str) -> SessionError:
     )
 
 
-def digest(data: bytes | mmap.mmap) -> str:
-    """SHA-256 of `data`, the first half, which names a file by its content."""
-    return hashlib.sha256(data).hexdigest()[:32]
+def digest(*data: bytes | memoryview | mmap.mmap) -> str:
+    """SHA-256 of `data`, part after part; the first half, which names a file by its content."""
+    found = hashlib.sha256()
+    for part in data:
+        found.update(part)
+    return found.hexdigest()[:32]
 
 
 def flush_folder(path: Path) -> None:

@@ -111,8 +111,7 @@ def _begin(store: Store, manifest: Manifest, document: Document, rows: RowTable,
 
 def _check_memory(model: Model, count: int) -> None:
     """Refuse, before anything is computed, a document whose cache would not fit into memory."""
-    saved = 2 * model.cache_bytes(min(count, CHUNK_ROWS))  # a segment's bytes, beside its tensors
-    needed = model.cache_bytes(count) + model.walk_bytes(count) + saved
+    needed = model.cache_bytes(count) + model.walk_bytes(min(count, CHUNK_ROWS))
     check_memory(f"A document of {count:,} tokens", needed, model.device)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvedit.working import WorkingCache
 
 IntArray = npt.NDArray[np.int64]
-_GATHER_ROWS = 512  # a short piece, and few pages of files at once
+_GATHER_ROWS = 256  # a short piece, and few pages of files at once
 
 
 class Present:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvedit.cache import KVCache, States
 from kvedit.errors import UsageError
-from kvedit.model import CHUNK_ROWS, Model
+from kvedit.model import CHUNK_ROWS, PACK_ROWS, Model
 from kvedit.model.attention import compiled
 from kvedit.rope import rotate
 from kvedit.rows import Piece, runs
@@ -103,8 +103,9 @@ def refresh_(
 ) -> Iterator[States]:
     """Recompute `rows` through all layers against the mixed cache; give their raw states in parts.
 
-    More than `CHUNK_ROWS` rows go in several walks, ascending: a later row sees the fresh state
-    of every earlier one in each layer either way, so the result is the same and memory bounded.
+    More than `PACK_ROWS` rows, or `CHUNK_ROWS` adjacent ones, go in several walks, ascending: a later
+    row sees the fresh state of every earlier one in each layer either way, so the result is the same
+    and memory bounded.
 
     Args:
         model: The model.
@@ -129,8 +130,8 @@ def refresh_(
 
 def _parts(rows: IntArray, executor: Executor) -> Iterator[slice | IntArray]:
     if executor in ("packed", "custom"):
-        for first in range(0, len(rows), CHUNK_ROWS):
-            yield rows[first : first + CHUNK_ROWS]
+        for first in range(0, len(rows), PACK_ROWS):
+            yield rows[first : first + PACK_ROWS]
     else:
         for start, stop in runs(rows):
             for first in range(start, stop, CHUNK_ROWS):

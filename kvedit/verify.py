@@ -12,6 +12,7 @@ from kvedit.ask import Asking, Options
 from kvedit.cache import KVCache
 from kvedit.decode import Sampler, decode_, prefill_question_
 from kvedit.memory import check_memory
+from kvedit.model import CHUNK_ROWS
 from kvedit.present import Present
 from kvedit.prompt import check_context
 from kvedit.refresh import prefill_, refresh_
@@ -45,7 +46,7 @@ def verify(
     room = 0 if question_ids is None else len(question_ids) + max_new_tokens
 
     both = model.cache_bytes(seen + room) + session.working.wanting(seen + room)
-    check_memory(f"Verifying {seen:,} tokens", both + model.walk_bytes(seen), model.device)
+    check_memory(f"Verifying {seen:,} tokens", both + model.walk_bytes(min(seen, CHUNK_ROWS)), model.device)
     clean = model.new_cache(seen + room)
     for states in prefill_(model, clean, model.to_device(ids[:seen])):
         progress(int(states.rows[-1]) + 1, total)

@@ -13,7 +13,7 @@ from kvedit.refresh import shift_
 from kvedit.rows import MISSING, Piece, RowTable, runs
 
 IntArray = npt.NDArray[np.int64]
-_SPARE_ROWS = 256  # room beyond what is asked for, so that a few more tokens copy nothing
+_SPARE_ROWS = 64  # room beyond what is asked for, so that a few more tokens copy nothing
 
 
 class WorkingCache:

@@ -2,9 +2,9 @@
 
     python tests/peak.py load MODEL TOKENS HOME    # prints one JSON object
 
-Resident are weights, cache, what is computed, and the libraries, which are measured in the same
-process before anything is opened. The model has passed its check before, so it is opened without
-transformers, as in all but the first command with a model.
+Resident are weights, cache, what is computed, and the libraries: torch takes some 240 MB before
+anything is opened. The model has passed its check before, so it is opened without transformers, as in
+all but the first command with a model.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 ALLOWED_BYTES = 300_000_000
-"""Beside libraries, weights and 1.15 caches."""
+"""For libraries and all else beside weights and 1.15 caches."""
 
 
 def limit_bytes(found: dict[str, Any]) -> int:
     """What the peak must stay below."""
-    held = found["libraries_bytes"] + found["weights_bytes"] + 1.15 * found["cache_bytes"]
-    return int(held + ALLOWED_BYTES)
+    return int(found["weights_bytes"] + 1.15 * found["cache_bytes"] + ALLOWED_BYTES)
 
 
 def measure(model: Path, tokens: int, home: Path, verb: str) -> dict[str, Any]:

@@ -149,6 +149,7 @@ def test_law_4_more_rows_than_one_walk_takes(
     whole = working_cache(session)
     list(refresh_(llama, whole, ids, rows, "packed"))
     monkeypatch.setattr("kvedit.refresh.CHUNK_ROWS", 32)
+    monkeypatch.setattr("kvedit.refresh.PACK_ROWS", 32)
     parts = working_cache(session)
     assert len(list(refresh_(llama, parts, ids, rows, "packed"))) == 6
     close(parts.keys, whole.keys)

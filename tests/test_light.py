@@ -80,12 +80,21 @@ def test_a_checked_model_opens_without_transformers(folder: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from kvedit.model import Model, recipe\n"
         f"recipe.folder = lambda: Path({str(recipe.folder())!r})\n"
-        f"model = Model.open(Path({str(folder)!r}), device='cpu'); model.check()\n"
+        f"model = Model.open(Path({str(folder)!r}), device='cpu'); model.check(), model.layout(None)\n"
         "print('transformers' in sys.modules)"
     )
     opened_twice(folder)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ})
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_prompt_that_names_the_day_is_made_each_day(folder: Path) -> None:
+    assert opened_twice(folder).network.recipe.prompt == Model.open(folder, stock=True).layout(None)
+    path = folder / "chat_template.jinja"
+    path.write_text("{{ strftime_now('%d %B') }}" + path.read_text())
+    model = opened_twice(folder)
+    assert model.network.recipe.prompt is None
+    assert model.layout(None) == Model.open(folder, stock=True).layout(None)
 
 
 def edit_config(folder: Path) -> None:

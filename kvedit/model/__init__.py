@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,10 @@ from kvedit.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from kvedit.model.stock import Likeness
 
-CHUNK_ROWS = 1024
-"""Rows that one walk takes at most; bounds the memory beside weights and cache."""
+CHUNK_ROWS = 256
+"""Adjacent rows that one walk takes at most; bounds the memory beside weights and cache."""
+PACK_ROWS = 2048
+"""Scattered rows that one walk takes at most: they are few, and one pass over all of them is the point."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -73,7 +76,7 @@ class Model:
         self,
         directory: Path,
         network: Any,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | str,
         stop_ids: Iterable[int],
         parts: dict[str, str],
     ) -> None:
@@ -81,7 +84,7 @@ class Model:
         attention = network.model.layers[0].self_attn
         self.directory = directory
         self.network = network
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self.parts = parts
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_key_value_heads
@@ -123,7 +126,7 @@ class Model:
             made, serialized = known
             network: Any = light.read(directory, made, _DTYPES[kind], place)
             parts = {**fingerprint.of_files(directory), **made.parts}
-            return cls(directory, network, Tokenizer(serialized), made.stop_ids, parts)
+            return cls(directory, network, serialized, made.stop_ids, parts)
         from kvedit.model import checkpoint
 
         network = checkpoint.read_network(
@@ -133,12 +136,20 @@ class Model:
         parts = {**fingerprint.of_files(directory), **fingerprint.of_text(tokenizer, template.chat_template)}
         return cls(directory, network, tokenizer, _stop_ids(network, template), parts)
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer; a session has its own, so many a question needs none."""
+        return Tokenizer(self._tokenizer) if isinstance(self._tokenizer, str) else self._tokenizer
+
     @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
     def layout(self, system: str | None) -> Prompt:
         """Lay the prompt out with the checkpoint's chat template."""
+        known = self.network.recipe.prompt if isinstance(self.network, light.Network) else None
+        if known is not None and not system:
+            return known
         from kvedit.model import checkpoint
 
         return layout(checkpoint.read_tokenizer(self.directory)[1], self.tokenizer, system)
@@ -161,7 +172,7 @@ class Model:
 
         Raw keys and values of all layers, and in one layer hidden states, queries and the MLP's.
         """
-        config, rows = self.network.config, min(rows, CHUNK_ROWS)
+        config, rows = self.network.config, min(rows, PACK_ROWS)
         wide = 4 * config.hidden_size + 3 * config.intermediate_size
         wide += 3 * self.groups * self.heads * self.width
         return self.cache_bytes(rows) + int(wide) * self.dtype.itemsize * rows

@@ -127,6 +127,7 @@ class Network:
             eos_token_id=list(recipe.stop_ids),
         )
         self.dtype, self.device = table.dtype, table.device
+        self.recipe = recipe
 
 
 def read(directory: Path, recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Network:

@@ -20,8 +20,9 @@ import platformdirs
 
 from kvedit.errors import KveditError
 from kvedit.files import make_folder, replace_file
+from kvedit.prompt import Prompt
 
-_FORMAT = 1
+_FORMAT = 2
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 _LIBRARIES = ("torch", "transformers", "tokenizers")
 
@@ -41,6 +42,7 @@ class Recipe:
         attention_scaling: Factor on cosine and sine.
         stop_ids: Ids that end an answer.
         parts: Fingerprints of what transformers made of the small files.
+        prompt: The layout without a system text; `None` where it must be made each time.
         checked: Dtype and kind of device of each comparison that it has passed, such as
             `float32 cpu`.
     """
@@ -58,6 +60,7 @@ class Recipe:
     attention_scaling: float
     stop_ids: tuple[int, ...]
     parts: dict[str, str]
+    prompt: Prompt | None
     checked: tuple[str, ...] = ()
 
 
@@ -76,6 +79,9 @@ def find(directory: Path) -> tuple[Recipe, str] | None:
             return None
         for name in ("inverse_frequencies", "stop_ids", "checked"):
             kept[name] = tuple(kept[name])
+        if kept["prompt"] is not None:
+            kept["prompt"]["head_ids"] = tuple(kept["prompt"]["head_ids"])
+            kept["prompt"] = Prompt(**kept["prompt"])
         return Recipe(**kept), tokenizer
     return None
 

@@ -14,6 +14,7 @@ from kvedit.errors import ModelError
 from kvedit.model import light, recipe
 from kvedit.model.admission import REMEDY
 from kvedit.model.recipe import Recipe
+from kvedit.prompt import Prompt
 from kvedit.rope import rotate
 
 if TYPE_CHECKING:
@@ -150,7 +151,17 @@ def _recipe(model: Model) -> Recipe | None:
         attention_scaling=model.rope.attention_scaling,
         stop_ids=tuple(sorted(model.stop_ids)),
         parts={name: model.parts[name] for name in ("tokenizer", "chat_template")},
+        prompt=_prompt(model),
     )
+
+
+def _prompt(model: Model) -> Prompt | None:
+    """Lay the prompt out, unless that fails or gives another one tomorrow."""
+    places = [model.directory / name for name in ("chat_template.jinja", "tokenizer_config.json")]
+    with suppress(ModelError, OSError):
+        if not any(path.is_file() and b"strftime_now" in path.read_bytes() for path in places):
+            return model.layout(None)
+    return None
 
 
 @torch.no_grad()

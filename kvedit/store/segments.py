@@ -7,11 +7,10 @@ import json
 import mmap
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from kvedit.store.header import FORMAT, HEADER_BYTES, parse_header
 
 SUFFIX = ".safetensors"
 _KINDS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I32": torch.int32}
+_NAMES = {dtype: name for name, dtype in _KINDS.items()}
 _MADV_DONTNEED = 4  # of Linux
 
 
@@ -33,20 +33,29 @@ def write_segment(folder: Path, states: States, ids: npt.NDArray[np.int64]) -> s
         states: Raw keys and values, `[L, H, N, D]` each.
         ids: The rows' token ids, `int64 [N]`, kept so that a reader can tell rows from others.
     """
-    data = safetensors.torch.save(
-        {
-            "keys": states.keys.cpu().contiguous(),
-            "values": states.values.cpu().contiguous(),
-            "ids": torch.from_numpy(ids.astype(np.int32)),
-        },
-        metadata=FORMAT,
-    )
-    name = digest(data)
-    path = folder / f"{name}{SUFFIX}"
+    # The library's own writer copies every tensor twice; the file is little more than its bytes.
+    tensors = {
+        "ids": torch.from_numpy(ids.astype(np.int32)),  # first, so that all begin at a multiple of 4
+        "keys": states.keys.cpu().contiguous(),
+        "values": states.values.cpu().contiguous(),
+    }
+    header: dict[str, Any] = {"__metadata__": FORMAT}
+    start = 0
+    for name, tensor in tensors.items():
+        stop = start + tensor.nbytes
+        dtype = _NAMES[tensor.dtype]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    data: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
+    data += [tensor.view(-1).view(torch.uint8).numpy().data for tensor in tensors.values()]
+    digested = digest(*data)
+    path = folder / f"{digested}{SUFFIX}"
     # One that is there may be mapped, and Windows lets nobody replace it; it is the same anyway.
-    if not _is_intact(path, name):
-        replace_file(path, data)
-    return name
+    if not _is_intact(path, digested):
+        replace_file(path, *data)
+    return digested
 
 
 def read_segment(folder: Path, name: str) -> dict[str, Tensor]:
