@@ -370,11 +370,13 @@ def texts_of(place: str | None) -> list[str]:
 
 
 def open_model(name: str, device: str, dtype: str) -> Model:
-    """Find and open a model, and show that this goes on."""
+    """Find and open a model, and check it as `load` does; show that this goes on."""
     check_one_of("--device", device, ("auto", "cpu", "cuda", "mps", "map"))
     check_one_of("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
     with render.working("Loading the model") as say:
         from kvedit.model import Model
         from kvedit.model.resolve import resolve
 
-        return Model.open(resolve(name, say), device=device, dtype=dtype)
+        opened = Model.open(resolve(name, say), device=device, dtype=dtype)
+        opened.check()
+        return opened
