@@ -475,7 +475,7 @@ def test_views_of_larger_tensors_are_kept_alone_and_come_back_equal(store):
 
 def test_a_segment_has_three_tensors_however_many_lines_there_are(home, llama):
     headers = []
-    for lines in (1, 200):
+    for lines in (1, 100):
         session = Session.load(Document("a\n" * lines), model=llama, name=f"of-{lines}", home=home)
         (path,) = (session.store.folder / "segments").iterdir()
         headers.append(parse_header(path.read_bytes()[:HEADER_BYTES], path.stat().st_size))

@@ -76,6 +76,7 @@ def test_killed_before_any_change_of_a_file_a_session_is_as_before_or_after(serv
     assert (seen == sorted(seen), step > 5) == (True, True)  # once it has taken effect, it stays so
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", OTHERS, ids=lambda words: words.partition(" ")[0])
 def test_killed_before_any_change_of_a_file_by_another_command_too(server, short, tmp_path, words):
     home, args = tmp_path / "home", shlex.split(words)
