@@ -94,7 +94,7 @@ def load(
         {**asdict(opened.status()), "seconds": phases, "prefill_tokens_per_s": speed},
         json,
         lambda: render.say(
-            f"Loaded {opened.document.line_count:,} lines, {len(opened.rows):,} tokens in "
+            f"Loaded {render.count(opened.document.line_count, 'line')}, {len(opened.rows):,} tokens in "
             f"{render.seconds(prefill.seconds)} ({prefill.tokens_per_s or 0:,.0f} tokens/s) "
             f"into session '{opened.store.name}'."
         ),
