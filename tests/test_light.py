@@ -191,6 +191,15 @@ def test_damaged_weights_are_refused(folder: Path) -> None:
         Model.open(folder, device="cpu")
 
 
+def test_weights_that_a_folder_holds_twice_are_read_once(folder: Path) -> None:
+    held = load_file(folder / "model.safetensors")
+    other = {name.removeprefix("model."): tensor for name, tensor in held.items()}
+    save_file(other, folder / "consolidated.safetensors", metadata={"format": "pt"})
+    model = opened_twice(folder)
+    assert is_light(model)
+    assert torch.equal(model.network.lm_head.weight, held["lm_head.weight"])
+
+
 def test_a_weight_that_is_missing_is_named(folder: Path) -> None:
     opened_twice(folder)
     found = recipe.find(folder)

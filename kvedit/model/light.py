@@ -21,6 +21,7 @@ from torch.nn import functional
 from kvedit.errors import ModelError
 from kvedit.model.recipe import Recipe
 
+_PREFIXES = ("model.", "lm_head.")
 Tensors = Callable[[str], "Tensor | None"]
 """Gives a tensor by its name, or `None` where there is none."""
 
@@ -141,7 +142,8 @@ def read(directory: Path, recipe: Recipe, dtype: torch.dtype, device: torch.devi
         for path in sorted(directory.glob("*.safetensors")):
             with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
                 for name in file.keys():  # noqa: SIM118  (it is no mapping)
-                    held[name] = file.get_tensor(name).to(dtype)
+                    if name.startswith(_PREFIXES):  # some folders hold the weights twice
+                        held[name] = file.get_tensor(name).to(dtype)
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelError(
             f"The weights in {directory} cannot be read ({error}).",
