@@ -21,7 +21,8 @@ from torch.nn import functional
 from kvedit.errors import ModelError
 from kvedit.model.recipe import Recipe
 
-_PREFIXES = ("model.", "lm_head.")
+_PREFIXES = ("model.", "lm_head.")  # some folders hold the weights twice, under other names
+_AT_ONCE = 16
 Tensors = Callable[[str], "Tensor | None"]
 """Gives a tensor by its name, or `None` where there is none."""
 
@@ -140,9 +141,12 @@ def read(directory: Path, recipe: Recipe, dtype: torch.dtype, device: torch.devi
     held: dict[str, Tensor] = {}
     try:
         for path in sorted(directory.glob("*.safetensors")):
-            with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
-                for name in file.keys():  # noqa: SIM118  (it is no mapping)
-                    if name.startswith(_PREFIXES):  # some folders hold the weights twice
+            with safetensors.safe_open(path, framework="pt") as file:
+                names = [name for name in file.keys() if name.startswith(_PREFIXES)]  # noqa: SIM118
+            # A few at a time: pages of a file that stays open count as memory, beside the copies.
+            for first in range(0, len(names), _AT_ONCE):
+                with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
+                    for name in names[first : first + _AT_ONCE]:
                         held[name] = file.get_tensor(name).to(dtype)
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelError(
