@@ -258,7 +258,7 @@ def test_counts_are_the_formulas_and_what_the_masks_let_through(
     monkeypatch.setattr(functional, "scaled_dot_product_attention", counting)
     tally = counted(work, shifted(work), rows, executor)
     assert tally.token_layers == token_layers(rows, llama.layers) == len(rows) * llama.layers
-    assert tally.pairs == pairs(rows, llama.layers) == seen // llama.groups
+    assert tally.pairs == pairs(rows, llama.layers) == seen
     assert tally.pairs == sum(row + 1 for row in rows.tolist()) * (llama.layers - 1)
 
 

@@ -59,27 +59,29 @@ def cut(rows: list[int]) -> list[tuple[int, int]]:
 def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     """Attend in blocks, each reading keys up to its last row under a mask.
 
-    The query heads of a group share their keys, so a group is handed over as one head with so
-    many more rows: no key is read or copied twice.
+    The query heads of a group share their keys, which are not copied: the members of all groups are
+    handed over as a batch of views of the same keys, so that they share the mask, too.
     """
     rows = place.tolist()
     blocks = [(first, last, rows[last - 1] + 1) for first, last in cut(rows)]
-    masks: list[Tensor | None] | None = None  # made in the first layer, which knows the groups
+    masks: list[Tensor | None] | None = None  # made in the first layer, which knows the dtype
 
     def mix(layer: int, query: Tensor) -> Tensor:
         nonlocal masks
         heads, width = cache.keys.shape[1], query.shape[-1]
+        groups = len(query) // heads
         if masks is None:
-            groups = len(query) // heads
-            masks = [_mask(place[first:last], limit, groups, query.dtype) for first, last, limit in blocks]
+            masks = [_mask(place[first:last], limit, query.dtype) for first, last, limit in blocks]
         mixed = [
             functional.scaled_dot_product_attention(
-                query[:, first:last].reshape(1, heads, -1, width),
-                cache.keys[None, layer, :, :limit],
-                cache.values[None, layer, :, :limit],
+                query[:, first:last].view(heads, groups, -1, width).transpose(0, 1),
+                cache.keys[layer, :, :limit].expand(groups, -1, -1, -1),
+                cache.values[layer, :, :limit].expand(groups, -1, -1, -1),
                 attn_mask=mask,
                 scale=scaling,
-            ).view(len(query), -1, width)
+            )
+            .transpose(0, 1)
+            .reshape(len(query), -1, width)
             for (first, last, limit), mask in zip(blocks, masks, strict=True)
         ]
         joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
@@ -88,13 +90,13 @@ def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     return mix
 
 
-def _mask(rows: Tensor, limit: int, groups: int, dtype: torch.dtype) -> Tensor | None:
-    """What is added to scores, `[1, 1, groups * N, limit]`; `None` where the row sees all keys."""
+def _mask(rows: Tensor, limit: int, dtype: torch.dtype) -> Tensor | None:
+    """What is added to scores, `[1, 1, N, limit]`; `None` where the row sees all keys."""
     if len(rows) == 1:
         return None
     unseen = torch.arange(limit, device=rows.device) > rows[:, None]
     mask = torch.zeros(unseen.shape, dtype=dtype, device=rows.device)
-    return mask.masked_fill_(unseen, float("-inf")).repeat(groups, 1)[None, None]
+    return mask.masked_fill_(unseen, float("-inf"))[None, None]
 
 
 def adjacent(cache: KVCache, place: Tensor, scaling: float) -> Mix:
