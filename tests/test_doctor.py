@@ -115,7 +115,7 @@ def test_a_refresh_that_leaves_a_row_out_fails(
 def test_states_that_see_too_much_fail(
     home: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvedit.model.attention._mask", lambda rows, limit, groups, dtype: None)
+    monkeypatch.setattr("kvedit.model.attention._mask", lambda rows, limit, dtype: None)
     assert "forward pass" in failed(checkpoints["llama"])
 
 
