@@ -8,12 +8,11 @@ import numpy as np
 
 from kvedit.cache import States
 from kvedit.memory import check_memory
-from kvedit.present import Present
+from kvedit.present import KEEP_ROWS, Present
 from kvedit.refresh import refresh_
 from kvedit.rows import RowTable
 from kvedit.timing import clock
 
-_KEPT_ROWS = 1024  # rows that callers leave unkept at most
 # To begin with, and at least: a few rows take about as long as one, so fewer would heal ever less.
 _PIECE_ROWS = 8
 
@@ -92,7 +91,7 @@ class Healing:
         yield
         model, total = session.model, len(self._rows)
         # What it computes is held until it is kept, and then a second time while it is written.
-        needed = session.working.wanting(total) + 3 * model.walk_bytes(min(self.left, _KEPT_ROWS))
+        needed = session.working.wanting(total) + 3 * model.walk_bytes(min(self.left, KEEP_ROWS))
         check_memory(f"Healing {total:,} tokens", needed, model.device)
         session.working.reserve(total)
         wanted = session.working.differing(self._rows)

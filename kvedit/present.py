@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from kvedit.working import WorkingCache
 
 IntArray = npt.NDArray[np.int64]
+KEEP_ROWS = 1024
+"""Rows that healing computes at most before it keeps them."""
 _GATHER_ROWS = 256  # a short piece, and few pages of files at once
 
 
@@ -64,7 +66,7 @@ class Present:
         self.tokenizer = _tokenizer(self.store.read_tokenizer(manifest.tokenizer))
         if self.tokenizer.fingerprint != manifest.model.parts["tokenizer"]:
             raise damaged("the tokenizer", "is not that of the model")
-        if self._model is not None and self._model.parts != manifest.model.parts:
+        if self._model is not None and manifest.model.differs_from(self._model.parts):
             self._model = self._working = None  # another process has loaded with another one
         self._show(manifest, journal, journal.revision(manifest.revision))
 
@@ -163,13 +165,12 @@ class Present:
         """
         if model is self._model:
             return
-        for part, recorded in self.manifest.model.parts.items():
-            if model.parts.get(part) != recorded:
-                raise SessionError(
-                    f"The session was computed by another model: the {part.replace('_', ' ')} differs.",
-                    f"Use the model '{self.manifest.model.name}' as it was, or load the document "
-                    "again with `kvedit load FILE --force`.",
-                )
+        if part := self.manifest.model.differs_from(model.parts):
+            raise SessionError(
+                f"The session was computed by another model: the {part.replace('_', ' ')} differs.",
+                f"Use the model '{self.manifest.model.name}' as it was, or load the document "
+                "again with `kvedit load FILE --force`.",
+            )
         _check_ids(self.manifest.head_ids, model)
         for name, (keys, _) in self.segments.items():
             _check_sizes(name, keys, model)

@@ -16,7 +16,7 @@ from kvedit import edits
 from kvedit.document import Document, Edit, LineRange
 from kvedit.errors import UsageError
 from kvedit.files import damaged
-from kvedit.present import Present
+from kvedit.present import KEEP_ROWS, Present
 from kvedit.reports import Answer, Change, Explanation, Healed, Purge, Status, Token, Verification
 from kvedit.script import script
 from kvedit.select import DEFAULT_POLICY, Budget, Rule
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from kvedit.model import Model
 
 DEFAULT_MODEL = "smollm2-135m"
-_KEEP_ROWS = 1024  # rows that healing computes at most before it keeps them
 _PIECE_S = 0.5  # what a piece of healing takes: how soon it can be interrupted
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
@@ -410,9 +409,9 @@ class Session(Present):
             try:
                 while healing.frontier - first < goal:
                     done = healing.frontier - first
-                    healing.step(min(goal - done, _KEEP_ROWS - healing.unkept), _PIECE_S)
+                    healing.step(min(goal - done, KEEP_ROWS - healing.unkept), _PIECE_S)
                     progress(healing.frontier - first, goal)
-                    if healing.unkept >= _KEEP_ROWS:
+                    if healing.unkept >= KEEP_ROWS:
                         healing.keep()
             except KeyboardInterrupt:
                 finished = "interrupted"

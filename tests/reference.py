@@ -13,6 +13,7 @@ from kvedit.document import Document
 from kvedit.model import Model
 from kvedit.refresh import prefill_
 from kvedit.session import Session
+from kvedit.store import Store
 from kvedit.working import WorkingCache
 
 
@@ -59,3 +60,20 @@ def stock_greedy(
             output = model.network(torch.tensor([stock_ids[-1:]]), cache=output.cache, use_cache=True)
             stock_ids.append(int(output.logits[0, -1].argmax()))
     return own, stock, own_ids, stock_ids
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder of sessions, but for locks and who held them last."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("holder.json", "lock")
+    }
+
+
+def read_whole(store: Store, model: Model) -> Session:
+    """Open a session and read all that an answer needs."""
+    session = Session(store)
+    session.use_model(model)
+    session.read_segments()
+    return session

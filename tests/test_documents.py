@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import FEE_LINES
+from reference import contents
 from typer.testing import CliRunner
 
 from kvedit.cli.app import app
@@ -29,15 +30,6 @@ def kvedit(*args: str | Path, code: int = 0, stdin: str | bytes | None = None) -
     assert result.exit_code == code, result.output
     assert "in a way it should not" not in result.output
     return result
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The files of all sessions, without those that say who wrote last."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name not in ("holder.json", "lock")
-    }
 
 
 @pytest.fixture

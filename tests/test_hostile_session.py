@@ -30,6 +30,7 @@ from forging import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reference import read_whole
 
 from kvedit import keeping
 from kvedit.document import Document
@@ -61,14 +62,6 @@ def original(tiny_models: dict[str, Model], tmp_path_factory: pytest.TempPathFac
 def store(original: Path, home: Path) -> Store:
     shutil.copytree(original, home / "contract")
     return Store(home / "contract")
-
-
-def use(store: Store, model: Model) -> Session:
-    """Open a session and read all that an answer needs."""
-    session = Session(store)
-    session.use_model(model)
-    session.read_segments()
-    return session
 
 
 def refused(act: Callable[[], Any], *, exit_code: int = 3) -> KveditError:
@@ -238,7 +231,7 @@ def test_a_name_that_is_not_one_of_kvedits_own_opens_no_file(store, llama, monke
     monkeypatch.setattr(
         os, "open", lambda path, *rest, **more: (asked.append(str(path)), real(path, *rest, **more))[1]
     )
-    refused(lambda: use(store, llama))
+    refused(lambda: read_whole(store, llama))
     refused(lambda: keeping.check(Session(store), lambda done, total: None))
     if what == "segment":  # what cannot be understood is not a reason to remove what it might reach
         refused(lambda: store.sweep(*store.read()))
@@ -303,7 +296,7 @@ VALUES: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("place", "value"), VALUES, ids=lambda value: repr(value)[:24])
 def test_a_value_that_has_no_sense_is_refused_though_the_checksum_agrees(store, llama, place, value):
     change(store.folder, place, value)
-    refused(lambda: use(store, llama))
+    refused(lambda: read_whole(store, llama))
     assert [item.damage is not None for item in keeping.overview(Home(store.folder.parent))] == [True]
 
 
@@ -314,7 +307,7 @@ def test_a_manifest_without_a_key_is_refused(store, llama, name):
     fields = read_manifest(store.folder)
     del fields[name]
     seal(store.folder, fields)
-    refused(lambda: use(store, llama))
+    refused(lambda: read_whole(store, llama))
 
 
 RAW = {
@@ -336,18 +329,18 @@ def test_what_is_no_plain_json_is_refused_at_once(store, llama, name):
     intact = (store.folder / "session.json").read_bytes()
     (store.folder / "session.json").write_bytes(RAW[name])
     with at_once():
-        refused(lambda: use(store, llama))
+        refused(lambda: read_whole(store, llama))
     (store.folder / "session.json").write_bytes(intact)
     write_journal(store.folder, RAW[name].replace(b"\n", b"") + b"\n")
     fields = read_manifest(store.folder)
     seal(store.folder, fields | {"revision": 0, "undone": []})
     with at_once():
-        assert "journal" in (fact := refused(lambda: use(store, llama)).fact) or "revision 0" in fact
+        assert "journal" in (fact := refused(lambda: read_whole(store, llama)).fact) or "revision 0" in fact
 
 
 def test_a_newer_format_is_named_with_the_own_one_and_the_way_out(store, llama):
     change(store.folder, "format", 7)
-    error = refused(lambda: use(store, llama))
+    error = refused(lambda: read_whole(store, llama))
     assert error.fact == "The session was written in format 7, and this kvedit reads format 2."
     assert "Update kvedit" in error.remedy
 
@@ -471,7 +464,7 @@ def test_a_file_that_is_larger_than_it_may_be_is_refused_before_it_is_read(store
     for path in [place_of(store, what) for what in ("session.json", "tokenizer", "journal")]:
         os.truncate(path, 1 << 40)  # it takes no room
     with at_once():
-        assert "at most" in refused(lambda: use(store, llama)).fact
+        assert "at most" in refused(lambda: read_whole(store, llama)).fact
         for item in keeping.overview(Home(store.folder.parent)):
             assert item.damage
     shutil.rmtree(store.folder)
@@ -511,7 +504,7 @@ def test_an_id_that_the_model_does_not_have_is_refused_before_the_model_gets_it(
         else:
             lines[2]["turns"][1][-1] = 10**6
             write_lines(store.folder, lines)
-        error = refused(lambda: use(store, llama).ask("Why?", max_new_tokens=1))
+        error = refused(lambda: read_whole(store, llama).ask("Why?", max_new_tokens=1))
         assert "none of the model's" in error.fact
         seal(store.folder, fields)
 
@@ -593,7 +586,7 @@ SEGMENTS: dict[str, Callable[[bytes], bytes]] = {
 def test_a_segment_that_says_what_it_is_not_is_refused_though_its_name_agrees(store, llama, name):
     old = read_lines(store.folder)[0]["rows"][1][0][0]
     new = replace_content(store.folder, "segments", old, SEGMENTS[name])
-    error = refused(lambda: use(store, llama))
+    error = refused(lambda: read_whole(store, llama))
     assert f"segment {new}" in error.fact
     session = Session(store)  # the other way round: the model comes after the segments
     with suppress(SessionError):

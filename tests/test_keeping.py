@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reference import contents
 
 from kvedit import keeping
 from kvedit.cache import States
@@ -54,15 +55,6 @@ def opened(store: Store, model: Model) -> Session:
     session = Session(store)
     session.use_model(model)
     return session
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files, but for the lock and who held it."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name not in ("lock", "holder.json")
-    }
 
 
 def findings(store: Store) -> list[str]:

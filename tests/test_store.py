@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reference import read_whole
 
 from kvedit import files
 from kvedit.document import Document, LineRange, Source
@@ -47,13 +48,6 @@ def original(tiny_models: dict[str, Model], tmp_path_factory: pytest.TempPathFac
 def store(original: Path, home: Path) -> Store:
     shutil.copytree(original, home / "contract")
     return Store(home / "contract")
-
-
-def use(store: Store, model: Model) -> Session:
-    session = Session(store)
-    session.use_model(model)
-    session.read_segments()
-    return session
 
 
 def a_file(store: Store, kind: str) -> Path:
@@ -118,7 +112,7 @@ def test_a_file_is_on_the_disk_before_it_takes_the_place_of_the_old_one(tmp_path
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 @pytest.mark.parametrize("command", ["delete", "ask"])
 def test_a_command_on_a_full_disk_leaves_the_session_as_it_was(store, llama, step, command):
-    session, before = use(store, llama), contents(store.folder)
+    session, before = read_whole(store, llama), contents(store.folder)
     with failing(step, errno.ENOSPC), pytest.raises(KveditError, match="no room left"):
         session.delete(LineRange(1, 1)) if command == "delete" else session.ask("?", max_new_tokens=1)
     before.pop("holder.json")  # it would name another holder, so it goes
@@ -159,7 +153,7 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 def test_a_damaged_file_is_told_in_one_line_with_the_way_out(store, llama, kind, damage):
     DAMAGES[damage](a_file(store, kind))
     with pytest.raises(SessionError) as caught:
-        use(store, llama)
+        read_whole(store, llama)
     assert caught.value.exit_code == 3
     assert "\n" not in caught.value.fact
     assert "kvedit load FILE" in caught.value.remedy
@@ -172,7 +166,7 @@ def test_one_flipped_bit_anywhere_in_the_manifest_is_noticed(store, llama):
     for at in range(0, len(intact), 3):
         flip(path, at, bit=at % 7)
         with suppress(SessionError):
-            use(store, llama)
+            read_whole(store, llama)
             unnoticed.append(intact[max(0, at - 12) : at + 12].decode())
         path.write_bytes(intact)
     assert not unnoticed
@@ -182,7 +176,7 @@ def test_one_flipped_bit_anywhere_in_the_manifest_is_noticed(store, llama):
 def test_loading_again_as_the_message_says_mends_a_damaged_session(store, llama, kind):
     flip(a_file(store, kind), a_file(store, kind).stat().st_size // 2)
     load(store, llama)
-    assert use(store, llama).document.text == TEXT
+    assert read_whole(store, llama).document.text == TEXT
 
 
 def test_a_session_of_another_format_is_named_and_survives_a_load_that_fails(store, llama, monkeypatch):
@@ -228,7 +222,7 @@ def test_a_load_in_place_of_a_session_leaves_only_the_new_one(store, llama):
     load(store, llama, "Another document.\n")
     assert [len(list((store.folder / kind).iterdir())) for kind in ("segments", "tokenizers")] == [1, 1]
     assert len(list(store.folder.glob("journal-*"))) == 1
-    assert use(store, llama).document.text == "Another document.\n"
+    assert read_whole(store, llama).document.text == "Another document.\n"
 
 
 def test_left_over_temporaries_go_with_the_next_command(store):
@@ -285,3 +279,16 @@ def test_ordinary_names_and_foreign_letters_name_sessions(home):
         assert Home(home).store(name).folder == home / name
     with pytest.raises(SessionError, match="no session"):
         Home(home).current()
+
+
+def test_a_session_without_samples_of_tensors_keeps_its_model_in_memory(store: Store, tiny_models) -> None:
+    """As kvedit 0.2 wrote them: only parts that are recorded are compared."""
+    manifest = store.read_manifest()
+    parts = {name: kept for name, kept in manifest.model.parts.items() if name != "tensor_samples"}
+    assert len(parts) == len(manifest.model.parts) - 1
+    store.write_manifest(replace(manifest, model=replace(manifest.model, parts=parts)))
+    session = read_whole(store, tiny_models["llama"])
+    session.delete("1")
+    Session(store).delete("1")  # another process
+    session.delete("1")
+    assert session.has_model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,6 +40,10 @@ class ModelRecord:
     device: str
     context_length: int
     parts: dict[str, str]
+
+    def differs_from(self, parts: Mapping[str, str]) -> str | None:
+        """Name the first part that is recorded and is another in a model; `None` if it is this one."""
+        return next((name for name, kept in self.parts.items() if parts.get(name) != kept), None)
 
 
 @dataclass(frozen=True, slots=True)
