@@ -120,33 +120,27 @@ def decode_(
             without it: the sampler sees each row's logits in turn, and a guess that it did not
             choose is dropped with all after it.
     """
-    token = sampler(logits)
-    said = 0
-    while token not in model.stop_ids:
+    guess: list[int] = []
+    at = 0  # place of the id in hand among those of the last walk
+    for said in range(1, limit + 1):
+        token = sampler(logits)
+        if token in model.stop_ids:
+            return
         yield token
-        said += 1
         if said == limit:
             return
-        guess: list[int] = []
         if lookup is not None:
             lookup.push(token)
-            guess = lookup.guess(limit - said - 1)
-        start, count = cache.length, 1 + len(guess)
-        ids = torch.tensor([token, *guess], device=model.device)
-        found = model.walk(ids, slice(start, start + count), cache, outputs=count)
-        every = model.logits(found.hidden)
-        for at in range(count):
-            walked.append(found.states.part(at, at + 1))
-            cache.length = start + at + 1
-            token = sampler(every[at])
-            if at == len(guess) or token != guess[at] or token in model.stop_ids:
-                break
-            yield token
-            said += 1
-            assert lookup is not None
-            lookup.push(token)
-            if said == limit:
-                return
+        at += 1
+        if at > len(guess) or token != guess[at - 1]:
+            guess = [] if lookup is None else lookup.guess(limit - said - 1)
+            start, at, count = cache.length, 0, 1 + len(guess)
+            ids = torch.tensor([token, *guess], device=model.device)
+            found = model.walk(ids, slice(start, start + count), cache, outputs=count)
+            every = model.logits(found.hidden)
+        walked.append(found.states.part(at, at + 1))
+        cache.length = start + at + 1
+        logits = every[at]
 
 
 # Up to three bytes at the end may yet become a character; some decoders mark each of them.

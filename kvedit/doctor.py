@@ -194,7 +194,7 @@ def _measure(model: Model) -> Machine:
     parameters = list(model.network.parameters())
     table = model.network.model.embed_tokens.weight.numel()
     # Multiplications of a token with the weights of the layers, and of pairs of rows in attention.
-    weights: int = sum(part.numel() for part in parameters) - table * (1 if _tied(model) else 2)
+    weights: int = sum(part.numel() for part in parameters) - table * (1 if model.tied else 2)
     pairs = model.layers * model.heads * model.groups * model.width
 
     def work(tokens: int) -> float:
@@ -212,10 +212,6 @@ def _measure(model: Model) -> Machine:
             if tokens <= model.context_length
         ),
         weights_bytes=sum(part.numel() * part.element_size() for part in parameters),
-        cache_bytes=2 * model.layers * model.heads * model.width * 1000 * model.dtype.itemsize,
+        cache_bytes=model.cache_bytes(1000),
         context_length=model.context_length,
     )
-
-
-def _tied(model: Model) -> bool:
-    return model.network.lm_head.weight is model.network.model.embed_tokens.weight

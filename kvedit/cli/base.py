@@ -29,7 +29,10 @@ POLICY_NAMES = (
     *("snapkv", "neighbor", "recency", "oracle"),
 )
 """Spelled out, since importing the policies imports torch; a test compares these and the next ones."""
-MODEL_NAMES = ("smollm2-135m",)
+DEFAULT_MODEL = "smollm2-135m"
+MODEL_NAMES = (DEFAULT_MODEL,)
+DEVICE_NAMES = ("auto", "cpu", "cuda", "mps", "map")
+DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 ENCODING_NAMES = (
     "utf-8",
     "utf-16",
@@ -161,6 +164,12 @@ def check_one_of(option: str, value: str, names: tuple[str, ...]) -> None:
         raise UsageError(f"{option} cannot be '{value}'.", f"Choose one of {', '.join(names)}.")
 
 
+def check_place(device: str, dtype: str) -> None:
+    """Refuse a device or a dtype that is none."""
+    check_one_of("--device", device, DEVICE_NAMES)
+    check_one_of("--dtype", dtype, DTYPE_NAMES)
+
+
 SessionName = Annotated[
     str | None,
     typer.Option(
@@ -198,6 +207,32 @@ Support = Annotated[
         metavar="RULE",
         help=f"How its scores become rows: {', '.join(RULE_NAMES)}. Default: the policy's own rule.",
         autocompletion=one_of(RULE_NAMES),
+    ),
+]
+ModelName = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME",
+        help="Alias, folder, .gguf file or hub id.",
+        autocompletion=one_of(MODEL_NAMES),
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="auto, cpu, cuda or mps; map spreads a large model over devices.",
+        autocompletion=one_of(DEVICE_NAMES),
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="auto, float32, bfloat16 or float16.",
+        autocompletion=one_of(DTYPE_NAMES),
     ),
 ]
 ModelPlace = Annotated[

@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvedit.cli import render
-from kvedit.cli.base import MODEL_NAMES, POLICY_NAMES, RULE_NAMES, Json, Support, app, check_one_of, one_of
+from kvedit.cli.base import (
+    DEFAULT_MODEL,
+    POLICY_NAMES,
+    RULE_NAMES,
+    Device,
+    Dtype,
+    Json,
+    ModelName,
+    Support,
+    app,
+    check_one_of,
+    check_place,
+    one_of,
+)
 from kvedit.cli.workspace import here
 from kvedit.errors import UsageError
 
@@ -31,21 +44,6 @@ TEMPLATE_NAMES = ("plain", "ruler")
 Out = Annotated[
     str, typer.Option("--out", "-o", metavar="FOLDER", help="The run's folder; a run that stopped goes on.")
 ]
-ModelName = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="NAME",
-        help="Alias, folder, .gguf file or hub id.",
-        autocompletion=one_of(MODEL_NAMES),
-    ),
-]
-Device = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="auto, cpu, cuda or mps; map spreads a large model over devices."),
-]
-Dtype = Annotated[str, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16.")]
 Arms = Annotated[
     list[str] | None,
     typer.Option(
@@ -88,7 +86,6 @@ Ray = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(metavar="N", help="Of all draws.")]
-DEFAULT_NAME = "smollm2-135m"
 
 
 @bench.command("niah", epilog="Example: kvedit bench niah --cases 24 --policies sur,tokens --budgets 2%")
@@ -114,7 +111,7 @@ def niah(
     budgets: Budgets = "2%,5%",
     support: Support = None,
     arm: Arms = None,
-    model: ModelName = DEFAULT_NAME,
+    model: ModelName = DEFAULT_MODEL,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
@@ -147,7 +144,7 @@ def qa(
     budgets: Budgets = "5%",
     support: Support = None,
     arm: Arms = None,
-    model: ModelName = DEFAULT_NAME,
+    model: ModelName = DEFAULT_MODEL,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
@@ -176,7 +173,7 @@ def location(
     policies: Policies = "sur,tokens",
     budgets: Budgets = "5%",
     arm: Arms = None,
-    model: ModelName = DEFAULT_NAME,
+    model: ModelName = DEFAULT_MODEL,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
@@ -204,7 +201,7 @@ def geometry(
     cases: Annotated[int, typer.Option(metavar="N", min=1, help="Cases.")] = 24,
     tokens: Annotated[str, typer.Option(metavar="A-B", help="Tokens of a text.")] = "1000-2000",
     haystack: Hay = None,
-    model: ModelName = DEFAULT_NAME,
+    model: ModelName = DEFAULT_MODEL,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
@@ -371,8 +368,7 @@ def texts_of(place: str | None) -> list[str]:
 
 def open_model(name: str, device: str, dtype: str) -> Model:
     """Find and open a model, and check it as `load` does; show that this goes on."""
-    check_one_of("--device", device, ("auto", "cpu", "cuda", "mps", "map"))
-    check_one_of("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
+    check_place(device, dtype)
     with render.working("Loading the model") as say:
         from kvedit.model import Model
         from kvedit.model.resolve import resolve

@@ -11,14 +11,12 @@ import typer
 from rich.table import Table
 
 from kvedit.cli import render
-from kvedit.cli.base import MODEL_NAMES, Json, app, check_one_of, one_of
+from kvedit.cli.base import DEFAULT_MODEL, MODEL_NAMES, Device, Dtype, Json, app, check_place, one_of
 from kvedit.cli.workspace import here
 
 if TYPE_CHECKING:
     from kvedit.doctor import Health
 
-_DEVICES = ("auto", "cpu", "cuda", "mps", "map")
-_DTYPES = ("auto", "float32", "bfloat16", "float16")
 _MEANING = {
     "forward pass": "logits with transformers' own",
     "end of context": "the same, at the last positions",
@@ -35,25 +33,16 @@ def doctor(
     model: Annotated[
         str,
         typer.Argument(help="Alias, folder, .gguf file or hub id.", autocompletion=one_of(MODEL_NAMES)),
-    ] = "smollm2-135m",
-    device: Annotated[
-        str,
-        typer.Option(
-            help="auto, cpu, cuda or mps; map spreads a large model over devices.",
-            autocompletion=one_of(_DEVICES),
-        ),
-    ] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=one_of(_DTYPES))
-    ] = "auto",
+    ] = DEFAULT_MODEL,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
     json: Json = False,
 ) -> None:
     """Try a model on a probe of 64 tokens: is it repaired exactly, and how fast is it here?
 
     The exit code is 4 if the model is refused or a check fails.
     """
-    check_one_of("--device", device, _DEVICES)
-    check_one_of("--dtype", dtype, _DTYPES)
+    check_place(device, dtype)
     with render.working("Loading the model") as report:
         from kvedit.doctor import examine
         from kvedit.model import Model

@@ -19,57 +19,39 @@ import typer
 
 from kvedit.cli import render
 from kvedit.cli.base import (
+    DEFAULT_MODEL,
     ENCODING_NAMES,
-    MODEL_NAMES,
+    Device,
+    Dtype,
     Encoding,
     Json,
+    ModelName,
     SessionName,
     app,
-    check_one_of,
+    check_place,
     one_of,
     report_change,
 )
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
 
-_DEVICES = ("auto", "cpu", "cuda", "mps", "map")
-_DTYPES = ("auto", "float32", "bfloat16", "float16")
-
 
 @app.command(epilog="Example: kvedit load contract.md --system 'Answer in one sentence.'")
 def load(
     file: Annotated[str, typer.Argument(help="Document to read; - is standard input.")],
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="NAME",
-            help="Alias, folder, .gguf file or hub id.",
-            autocompletion=one_of(MODEL_NAMES),
-        ),
-    ] = "smollm2-135m",
+    model: ModelName = DEFAULT_MODEL,
     session: Annotated[
         str | None, typer.Option("--session", "-s", metavar="NAME", help="Name it; else after the file.")
     ] = None,
     encoding: Encoding = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System text of the prompt.")] = None,
-    device: Annotated[
-        str,
-        typer.Option(
-            help="auto, cpu, cuda or mps; map spreads a large model over devices.",
-            autocompletion=one_of(_DEVICES),
-        ),
-    ] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=one_of(_DTYPES))
-    ] = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace a session of the same name.")] = False,
     json: Json = False,
 ) -> None:
     """Read a document into a model's cache; a session appears, and is the current one."""
-    check_one_of("--device", device, _DEVICES)
-    check_one_of("--dtype", dtype, _DTYPES)
+    check_place(device, dtype)
     from kvedit.session import Session
     from kvedit.timing import Timings
 

@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvedit.cli import render
-from kvedit.cli.base import EXECUTOR_NAMES, POLICY_NAMES, Json
+from kvedit.cli.base import DEFAULT_MODEL, EXECUTOR_NAMES, POLICY_NAMES, Device, Dtype, Json, ModelName
 from kvedit.cli.bench import (
-    DEFAULT_NAME,
     Budgets,
-    Device,
-    Dtype,
     Files,
-    ModelName,
     Out,
     Policies,
     Questions,
@@ -59,7 +55,7 @@ def executor(
     ] = None,
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds after the first.")] = 5,
     text: Text = None,
-    model: ModelName = DEFAULT_NAME,
+    model: ModelName = DEFAULT_MODEL,
     device: Device = "auto",
     dtype: Dtype = "auto",
     json: Json = False,
@@ -85,7 +81,7 @@ def numerics(
     contexts: Contexts = "500,1000",
     cases: Annotated[int, typer.Option(metavar="N", min=1, help="Texts of each length.")] = 4,
     text: Text = None,
-    model: ModelName = DEFAULT_NAME,
+    model: ModelName = DEFAULT_MODEL,
     device: Device = "auto",
     dtype: Dtype = "auto",
     json: Json = False,
@@ -119,7 +115,7 @@ def evidence(
     questions: Questions = 60,
     policies: Policies = "sur,units-bm25,sur-plain,units-random",
     budgets: Budgets = "2%,5%,10%",
-    model: ModelName = DEFAULT_NAME,
+    model: ModelName = DEFAULT_MODEL,
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,

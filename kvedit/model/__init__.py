@@ -142,6 +142,11 @@ class Model:
         return Tokenizer(self._tokenizer) if isinstance(self._tokenizer, str) else self._tokenizer
 
     @property
+    def tied(self) -> bool:
+        """Whether the output layer is the embedding table."""
+        return self.network.lm_head.weight is self.network.model.embed_tokens.weight
+
+    @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 

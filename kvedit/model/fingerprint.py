@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,15 +35,20 @@ def of_files(directory: Path) -> dict[str, str]:
         size = path.stat().st_size
         weights.update(f"{path.name}:{size};".encode())
         with path.open("rb") as file:
-            for offset in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
-                file.seek(offset, os.SEEK_SET)
-                weights.update(file.read(_SAMPLE_BYTES))
+            add_samples(weights, file, 0, size, _SAMPLE_BYTES)
             _sample_tensors(file, samples)
     return {
         "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         "weights": weights.hexdigest(),
         "tensor_samples": samples.hexdigest(),
     }
+
+
+def add_samples(checksum: Any, file: BinaryIO, start: int, stop: int, size: int) -> None:
+    """Add up to `size` bytes from the beginning, the middle and the end of a part of a file to a checksum."""
+    for offset in (start, (start + stop) // 2, max(start, stop - size)):
+        file.seek(offset)
+        checksum.update(file.read(min(size, stop - offset)))
 
 
 def _sample_tensors(file: BinaryIO, samples: Any) -> None:
@@ -56,6 +60,4 @@ def _sample_tensors(file: BinaryIO, samples: Any) -> None:
     for name in sorted(header):
         start, stop = header[name]["data_offsets"]
         samples.update(f"{name}:{stop - start};".encode())
-        for offset in (start, (start + stop) // 2, max(start, stop - _TENSOR_BYTES)):
-            file.seek(8 + length + offset, os.SEEK_SET)
-            samples.update(file.read(min(_TENSOR_BYTES, stop - offset)))
+        add_samples(samples, file, 8 + length + start, 8 + length + stop, _TENSOR_BYTES)

@@ -19,6 +19,7 @@ import platformdirs
 
 from kvedit.errors import ModelError
 from kvedit.files import make_folder, writing
+from kvedit.model.fingerprint import add_samples
 from kvedit.model.gguf import convert_gguf
 
 Report = Callable[[str], None]
@@ -125,9 +126,7 @@ def _converted(path: Path) -> Path:
     size = path.stat().st_size
     sample = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
-        for offset in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
-            file.seek(offset)
-            sample.update(file.read(_SAMPLE_BYTES))
+        add_samples(sample, file, 0, size, _SAMPLE_BYTES)
     return models_folder() / f"{path.stem}-{sample.hexdigest()[:12]}"
 
 

@@ -146,7 +146,7 @@ def _recipe(model: Model) -> Recipe | None:
         context_length=model.context_length,
         epsilon=epsilons.pop(),
         head_norms=getattr(attention, "k_norm", None) is not None,
-        tied=network.lm_head.weight is network.model.embed_tokens.weight,
+        tied=model.tied,
         inverse_frequencies=tuple(model.rope.inverse_frequencies.tolist()),
         attention_scaling=model.rope.attention_scaling,
         stop_ids=tuple(sorted(model.stop_ids)),
