@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from speed import CONTRACT, _text_of
+from rounds import CONTRACT, text_of
 
 from kvedit.document import Document
 from kvedit.model import Model
@@ -47,7 +47,7 @@ def main() -> None:
 def measure(home: Path, options: argparse.Namespace) -> dict[str, object]:
     """Load two sessions, edit one, and time `status` on both."""
     model = Model.open(resolve(options.model), device="cpu")
-    document = Document(_text_of(CONTRACT.read_text(encoding="utf-8"), model, options.tokens))
+    document = Document(text_of(CONTRACT.read_text(encoding="utf-8"), model, options.tokens))
     fresh = Session.load(document, model=model, name="fresh", home=home)
     edited = Session.load(document, model=model, name="edited", home=home)
     loaded = edited.store.size_bytes()
