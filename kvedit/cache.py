@@ -8,12 +8,21 @@ import torch
 from torch import Tensor
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Send a tensor to a device; what is there already stays as it is.
+
+    CUDA has read the host's memory when the call returns, so nothing has to wait until the copy is
+    done, or until the device has done what it was given before. MPS does not promise that.
+    """
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
 @dataclass(frozen=True, slots=True)
 class States:
     """Keys before RoPE and values of some rows, as a segment keeps them.
 
     Attributes:
-        rows: Their rows, sorted, `int64 [N]`.
+        rows: Their rows, sorted, `int64 [N]`, on the host.
         keys: Before RoPE, `[L, H, N, D]`.
         values: `[L, H, N, D]`.
     """

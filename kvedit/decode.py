@@ -135,7 +135,7 @@ def decode_(
         if at > len(guess) or token != guess[at - 1]:
             guess = [] if lookup is None else lookup.guess(limit - said - 1)
             start, at, count = cache.length, 0, 1 + len(guess)
-            ids = torch.tensor([token, *guess], device=model.device)
+            ids = model.to_device(np.array([token, *guess], dtype=np.int64))
             found = model.walk(ids, slice(start, start + count), cache, outputs=count)
             every = model.logits(found.hidden)
         walked.append(found.states.part(at, at + 1))

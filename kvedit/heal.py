@@ -11,7 +11,7 @@ from kvedit.memory import check_memory
 from kvedit.present import KEEP_ROWS, Present
 from kvedit.refresh import refresh_
 from kvedit.rows import RowTable
-from kvedit.timing import clock
+from kvedit.timing import clock, waiter
 
 # To begin with, and at least: a few rows take about as long as one, so fewer would heal ever less.
 _PIECE_ROWS = 8
@@ -67,6 +67,7 @@ class Healing:
         start = clock()
         ids = session.model.to_device(session.ids)
         self._parts += list(refresh_(session.model, session.working.cache, ids, rows, "direct", on_layer))
+        waiter(session.model.device.type)()
         self.frontier += size
         taken = clock() - start
         if size == self._size and taken > 0:  # never more than twice as many: one fast piece may be luck

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvedit.cache import KVCache, States
+from kvedit.cache import KVCache, States, sent
 from kvedit.errors import UsageError
 from kvedit.model import CHUNK_ROWS, PACK_ROWS, Model
 from kvedit.model.attention import compiled
@@ -60,15 +60,16 @@ def shift_(
             continue
         rows, source = slice(row, row + piece.length), slice(piece.start, piece.start + piece.length)
         cos, sin = model.rope.angles(torch.arange(rows.start, rows.stop, device=model.device), model.dtype)
-        keys, values = segments[piece.segment]
+        held = segments[piece.segment]
         cache.check_rows(row, rows.stop - 1)
-        if source.stop > keys.shape[2]:
-            raise ValueError(f"rows to {source.stop} of a segment of {keys.shape[2]} rows")
+        if source.stop > held[0].shape[2]:
+            raise ValueError(f"rows to {source.stop} of a segment of {held[0].shape[2]} rows")
+        # From another device all layers come in one copy, since each copy makes somebody wait.
+        keys, values = (sent(part[:, :, source], cache.keys.device) for part in held)
         # Layer by layer, so that what is rotated is still at hand in the processor's cache.
         for layer in range(model.layers):
-            raw = keys[layer, :, source].to(cache.keys.device)
-            rotate(raw, cos, sin, out=cache.keys[layer, :, rows])
-            cache.values[layer, :, rows] = values[layer, :, source]
+            rotate(keys[layer], cos, sin, out=cache.keys[layer, :, rows])
+            cache.values[layer, :, rows] = values[layer]
         gathered += piece.length
     return gathered
 
@@ -121,9 +122,10 @@ def refresh_(
     """
     attend = compiled if executor == "custom" else None
     for part in _parts(rows, executor):
-        place = part if isinstance(part, slice) else torch.from_numpy(part).to(model.device)
+        place = part if isinstance(part, slice) else torch.from_numpy(part)
+        chosen = ids[part if isinstance(part, slice) else model.to_device(part)]
         walked = model.walk(
-            ids[place], place, cache, outputs=0, attend=attend, on_layer=on_layer, on_query=on_query
+            chosen, place, cache, outputs=0, attend=attend, on_layer=on_layer, on_query=on_query
         )
         yield walked.states
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import KINDS, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -31,14 +32,14 @@ from kvedit.bench.executor import (
 from kvedit.bench.numerics import Path as Way
 from kvedit.bench.numerics import numerics, summarise_numerics
 from kvedit.bench.recovery import GONE_ROWS, HEAD_ROWS, Edited, recover
-from kvedit.cache import KVCache
+from kvedit.cache import KVCache, States
 from kvedit.cli.base import EXECUTOR_NAMES
 from kvedit.decode import prefill_question_
 from kvedit.errors import ContextError, UsageError
 from kvedit.model import Model, attention
 from kvedit.model.attention import BLOCK_ROWS, cut
 from kvedit.refresh import EXECUTORS, choose_executor, refresh_, shift_
-from kvedit.rows import runs
+from kvedit.rows import Piece, runs
 
 CONTEXT = 420
 IDS = np.arange(600) * 37 % 500 + 3
@@ -96,6 +97,26 @@ def test_every_executor_gives_what_interval_gives(
         close(refreshed(model, rows, "direct"), slow)
 
 
+@pytest.mark.parametrize("kind", ["llama-llama3", "qwen3"])
+@pytest.mark.parametrize("executor", ["packed", "interval"])
+def test_no_number_is_read_back_from_the_device(kind: str, executor: Any) -> None:
+    """A meta tensor has no numbers, so what would wait for one from a GPU fails."""
+    with torch.device("meta"):
+        network = KINDS[kind][1](tiny_config(kind))
+    model = Model(Path(), network, "", (), {})
+    held, ids = model.new_cache(CONTEXT), model.to_device(IDS[:CONTEXT])
+    with pytest.raises(RuntimeError):
+        ids[-1].item()
+    stored = torch.zeros(model.layers, model.heads, CONTEXT, model.width)
+    shift_(model, held, [(0, Piece("text", 0, CONTEXT))], {"text": (stored, stored)})
+    for rows in SUPPORTS.values():
+        found = States.concatenate(list(refresh_(model, held, ids, np.array(rows), executor)))
+        assert found.keys.device.type == "meta"
+        assert found.rows.tolist() == rows
+    assert held.length == CONTEXT
+    assert model.walk(ids[:1], slice(9, 10), held).hidden.device.type == "meta"
+
+
 @given(rows=st.sets(st.integers(HEAD_ROWS, CONTEXT - 1), min_size=1), seed=st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_any_support_is_refreshed_alike(rows: set[int], seed: bool, tiny_models: dict[str, Model]) -> None:
@@ -151,7 +172,7 @@ def test_the_custom_executor_compiles_and_agrees(tiny_models: dict[str, Model]) 
 def test_without_a_compiler_the_custom_executor_says_so(tmp_path: Path) -> None:
     program = """
 import torch
-from kvedit.cache import KVCache
+from kvedit.cache import KVCache, States
 from kvedit.errors import UsageError
 from kvedit.model.attention import compiled
 cache = KVCache(1, 2, 9, 8, dtype=torch.float32, device=torch.device("cpu"))

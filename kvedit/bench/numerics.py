@@ -128,7 +128,7 @@ def _replay(model: Model, ids: IntArray, question_ids: IntArray, path: Path) -> 
                 last = min(first + path.chunk, stop)
                 rows: slice | Tensor = slice(first, last)
                 if path.executor == "packed":
-                    rows = torch.arange(first, last, device=model.device)
+                    rows = torch.arange(first, last)
                 hidden.append(model.walk(both[first:last], rows, cache, outputs=last - first).hidden)
         logits = model.logits(hidden[-1][-1:])[0]
         answer = list(decode_(model, cache, logits, Sampler(0.0, 0), ANSWER_TOKENS, []))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvedit.cache import KVCache, States
+from kvedit.cache import KVCache, States, sent
 from kvedit.errors import ModelError
 from kvedit.memory import allocating
 from kvedit.model import fingerprint, light, recipe
@@ -161,7 +161,7 @@ class Model:
 
     def to_device(self, ids: npt.NDArray[np.int64]) -> Tensor:
         """Bring ids to the model's device. `int64 [N]`."""
-        return torch.from_numpy(ids).to(self.device)
+        return sent(torch.from_numpy(ids), self.device)
 
     @allocating()
     def new_cache(self, capacity: int) -> KVCache:
@@ -210,7 +210,8 @@ class Model:
 
         Args:
             ids: `int64 [N]`, on the model's device.
-            rows: Where they stand: a slice of adjacent rows, or sorted `int64 [N]`.
+            rows: Where they stand: a slice of adjacent rows, or sorted `int64 [N]`, on the host. There
+                they are read, so that a walk never waits for the device.
             cache: Changed at `rows`, in every layer.
             outputs: How many of the last rows need an output. The others leave the last layer
                 as soon as it has their keys and values, which is all that a cache needs of it.
@@ -225,11 +226,13 @@ class Model:
             KveditError: An allocation fails.
         """
         network, count = self.network.model, len(ids)
-        place = rows if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop, device=self.device)
         _check_rows(count, rows, cache)
-        cos, sin = self.rope.angles(place, self.dtype)
+        place = rows if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop)
+        there = sent(place, self.device)
+        cos, sin = self.rope.angles(there, self.dtype)
         prepare = choose(rows, count, self.device) if attend is None else attend
         mix = prepare(cache, place, self.scaling)
+        target = rows if isinstance(rows, slice) else there
         depth = self.layers if layers is None else layers
         keys = torch.empty((depth, self.heads, count, self.width), dtype=self.dtype, device=self.device)
         values = torch.empty_like(keys)
@@ -239,7 +242,7 @@ class Model:
             normed = module.input_layernorm(hidden)
             keys[layer] = self._heads(attention, "k", normed)
             values[layer] = self._heads(attention, "v", normed)
-            cache.scatter_(layer, rows, rotate(keys[layer], cos, sin), values[layer])
+            cache.scatter_(layer, target, rotate(keys[layer], cos, sin), values[layer])
             if layer == depth - 1 and outputs < count:
                 done = count - outputs
                 hidden, normed, cos, sin = (part[done:] for part in (hidden, normed, cos, sin))

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvedit.cache import KVCache
+from kvedit.cache import KVCache, sent
 from kvedit.errors import UsageError
 
 Mix = Callable[[int, Tensor], Tensor]
 """Attend in one layer, by index, with rotated queries: `[Hq, N, D] -> [N, Hq * D]`."""
 Attend = Callable[[KVCache, Tensor, float], Mix]
-"""Prepare attention to a cache for rows, sorted `int64 [N]`, with the factor on the scores."""
+"""Prepare attention to a cache for rows, sorted `int64 [N]` on the host, with the factor on the scores."""
 
 BLOCK_ROWS = 128
 """Rows that attend together at most; a block reads keys only up to its last row."""
@@ -71,7 +71,8 @@ def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
         heads, width = cache.keys.shape[1], query.shape[-1]
         groups = len(query) // heads
         if masks is None:
-            masks = [_mask(place[first:last], limit, query.dtype) for first, last, limit in blocks]
+            there = sent(place, query.device)
+            masks = [_mask(there[first:last], limit, query.dtype) for first, last, limit in blocks]
         mixed = [
             functional.scaled_dot_product_attention(
                 query[:, first:last].view(heads, groups, -1, width).transpose(0, 1),
@@ -140,18 +141,20 @@ def compiled(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     Raises:
         UsageError: When it is called and cannot be compiled, as without a C++ compiler.
     """
-    return _flex(cache, place, scaling) if place.device.type == "cuda" else _plain(cache, place, scaling)
+    on_cuda = cache.keys.device.type == "cuda"
+    return _flex(cache, place, scaling) if on_cuda else _plain(cache, place, scaling)
 
 
 def _flex(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     limit = int(place[-1]) + 1
+    there = sent(place, cache.keys.device)
 
     def sees(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return key <= place[row]
+        return key <= there[row]
 
-    visible = create_block_mask(sees, None, None, len(place), limit, device=place.device.type)
+    visible = create_block_mask(sees, None, None, len(place), limit, device=there.device.type)
 
     def mix(layer: int, query: Tensor) -> Tensor:
         keys, values = cache.keys[None, layer, :, :limit], cache.values[None, layer, :, :limit]
@@ -167,13 +170,14 @@ def _flex(cache: KVCache, place: Tensor, scaling: float) -> Mix:
 def _plain(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     rows = place.tolist()
     blocks = [(first, last, rows[last - 1] + 1) for first, last in cut(rows)]
+    there = sent(place, cache.keys.device)
 
     def mix(layer: int, query: Tensor) -> Tensor:
         heads, width = cache.keys.shape[1], query.shape[-1]
         mixed = []
         for first, last, limit in blocks:
             folded = query[:, first:last].reshape(heads, -1, width)
-            seen = place[first:last].repeat(len(query) // heads)
+            seen = there[first:last].repeat(len(query) // heads)
             keys, values = cache.keys[layer, :, :limit], cache.values[layer, :, :limit]
             mixed.append(_run(_softmax, folded, keys, values, seen, scaling).view(len(query), -1, width))
         return torch.cat(mixed, dim=1).transpose(0, 1).flatten(1)

@@ -78,7 +78,7 @@ class Sur:
         """Squared positive cosine (centred), or cosine, of rows with query tokens. `[N, Q]`."""
         model = evidence.model
         distinct, back = np.unique(ids, return_inverse=True)
-        both = torch.from_numpy(np.concatenate([distinct, query])).to(model.device)
+        both = model.to_device(np.concatenate([distinct, query]))
         vectors = model.embed(both).float()
         if self.centred:
             vectors = vectors - model.mean_embedding

@@ -1,0 +1,451 @@
+"""How cost grows with a document and with its past: seconds, memory and bytes, with fitted exponents.
+
+    python benchmarks/scaling.py                        # 500 to 8,000 tokens; 1, 100, 10,000 revisions
+    python benchmarks/scaling.py --model FOLDER --lengths 1000,4000,16000,64000
+    python benchmarks/scaling.py --write                # also into docs/performance.md, docs/scaling.svg
+
+At each length a document is loaded, edited, opened and asked, each verb in a process of its own. Its
+first run warms up: it gives the peak and the bytes written, and its time is not counted. An exponent
+is the slope of a line through the logarithms, by least squares. Needs Linux, which tells the peak. The
+last line of stdout is JSON. Run nothing else beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from scaling_page import Record, show, write
+
+from kvedit import keeping
+from kvedit.document import Document
+from kvedit.session import DEFAULT_MODEL, Session
+from kvedit.store import Home, Store
+from kvedit.timing import Timings, clock
+
+if TYPE_CHECKING:
+    from kvedit.model import Model
+
+# `rounds` and `kvedit.model` bring torch along, so what needs them imports them: a process that
+# deletes lines has no torch in memory.
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from peak import resident  # noqa: E402
+
+T = TypeVar("T")
+Files = dict[Path, tuple[int, int]]
+"""Which file stands under a path, and its bytes."""
+TINY = "".join(f"Line {number}.\n" for number in range(1, 9))
+"""The document whose peak is the base: libraries and weights, and next to no rows."""
+LINES = "4-6"  # as `EDIT` of rounds
+ALLOWED_S = 60
+"""No round of a verb begins after so long."""
+PAST_TOKENS = 4000
+"""Of the document with a past, if one of that length was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What is known before anything is measured.
+
+    Attributes:
+        checkpoint: Folder of the model.
+        weights: Multiplications of one token with the weights of the layers.
+        pairs: Multiplications of a query with a key, of all heads and layers.
+        texts: Documents, by the length that they were cut to.
+    """
+
+    checkpoint: Path
+    weights: int
+    pairs: int
+    texts: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a verb.
+
+    Attributes:
+        seconds: What it took.
+        tokens: T, rows of the session as the verb met it.
+        first: The first row that may be computed.
+        rows: Rows of the document that were computed.
+        question: Rows of the question that were computed.
+    """
+
+    seconds: float
+    tokens: int
+    first: int = 0
+    rows: int = 0
+    question: int = 0
+
+
+@dataclass
+class Place:
+    """What a verb works on.
+
+    Attributes:
+        checkpoint: Folder of the model.
+        text: Of the document.
+        store: Where its session is, or will be.
+    """
+
+    checkpoint: Path
+    text: str
+    store: Store
+
+    @cached_property
+    def model(self) -> Model:
+        from kvedit.model import Model
+
+        return Model.open(self.checkpoint, device="cpu")
+
+    def open(self) -> Session:
+        """Open the session as a new process does, with a model that is in memory already."""
+        session = Session(self.store)
+        session.use_model(self.model)
+        session.read_segments()
+        return session
+
+
+def load(place: Place, first: bool) -> Run:
+    """Load the document; time prefill and saving, not the opening of the model."""
+    if place.store.exists():
+        keeping.remove(place.store)
+    home, timings = place.store.folder.parent, Timings()
+    session = Session.load(
+        Document(place.text), model=place.model, name=place.store.name, home=home, timings=timings
+    )
+    count = len(session.rows)
+    return Run(timings.seconds("prefill", "save"), count, rows=count)
+
+
+def delete(place: Place, first: bool) -> Run:
+    """Delete lines near the start; a deletion of the run before is undone."""
+    session = Session(place.store)
+    if session.revision.entry.edits:
+        session.undo()
+    tokens, start = len(session.rows), clock()
+    session.delete(LINES)
+    return Run(clock() - start, tokens)
+
+
+def ready_cache(place: Place, first: bool) -> Run:
+    """Open the session up to a cache with all rows at their positions."""
+    start = clock()
+    session = place.open()
+    session.working.reserve(len(session.rows))
+    for _ in session.gather(session.rows, session.working.differing(session.rows)):
+        pass
+    return Run(clock() - start, len(session.rows))
+
+
+def ask(budget: str, place: Place, first: bool) -> Run:
+    """Ask; time what comes before the first token. What the first run keeps is left behind again."""
+    from rounds import QUESTION
+
+    session = place.open()
+    before = session.revision.entry.number
+    answer = session.ask(QUESTION, budget=budget, max_new_tokens=1, keep=first)
+    if first:
+        session.checkout(before)
+    question = answer.timings.phases["question"].tokens or 0
+    rows = answer.refreshed + answer.missing
+    return Run(answer.first_token_s, answer.tokens, session.rows.frontier, rows, question)
+
+
+VERBS: dict[str, Callable[[Place, bool], Run]] = {
+    "load": load,
+    "delete": delete,
+    "open": ready_cache,
+    "ask at 5 %": partial(ask, "5%"),
+    "ask at full": partial(ask, "full"),
+}
+EXPECTED: dict[str, dict[str, tuple[float, float] | None]] = {
+    "load": {"memory_bytes": (1, 1), "written_bytes": (1, 1)},
+    "delete": {"seconds": (0, 1), "memory_bytes": (0, 1), "written_bytes": (0, 0)},
+    "open": {"seconds": (1, 1), "memory_bytes": (1, 1), "written_bytes": None},
+    "ask at 5 %": {"memory_bytes": (1, 1), "written_bytes": (1, 1)},
+    "ask at full": {"memory_bytes": (1, 1), "written_bytes": (1, 1)},
+}
+"""Lowest and highest exponent; the seconds of what walks the layers are fitted to its arithmetic."""
+
+
+def main() -> None:
+    """Measure, print, and write the page if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("--lengths", type=numbers, default="500,1000,2000,4000,8000", help="tokens; %(default)s if not given")
+    add("--revisions", type=numbers, default="1,100,10000", help="of sessions; %(default)s if not given")
+    add(
+        "--rounds", type=int, default=5, help=f"%(default)s if not given; fewer where they take {ALLOWED_S} s"
+    )
+    add("--model", default=DEFAULT_MODEL, help="as `kvedit load` takes it; %(default)s if not given")
+    add(
+        "--write",
+        type=Path,
+        nargs="?",
+        const=ROOT / "docs",
+        metavar="FOLDER",
+        help="put the tables into its performance.md, and the plot beside it; docs if not given",
+    )
+    options = parser.parse_args()
+    if options.write and not (options.write / "performance.md").exists():
+        parser.error(f"there is no performance.md in {options.write}")
+    with tempfile.TemporaryDirectory() as folder:
+        record = measure(Path(folder), options)
+    show(record)
+    if options.write:
+        write(options.write, record)
+    print(json.dumps(record))
+
+
+def numbers(text: str) -> list[int]:
+    """Read `500,1000`: numbers from 1 on, in ascending order."""
+    found = sorted({int(part) for part in text.split(",")})
+    if found[0] < 1:
+        raise argparse.ArgumentTypeError("numbers from 1 on")
+    return found
+
+
+def measure(home: Path, options: argparse.Namespace) -> Record:
+    """Measure every verb at every length, and edits on every past, with a display of how far it is."""
+    from rounds import machine
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        shown = progress.add_task("opening the model", total=None)
+        ready = apart(prepare, options.model, options.lengths)
+        texts = {0: TINY, **ready.texts}
+        progress.update(shown, total=len(texts) * len(VERBS))
+        samples: dict[str, list[Record]] = {verb: [] for verb in VERBS}
+        for length, text in texts.items():
+            place = Place(ready.checkpoint, text, Home(home).store(f"tokens-{length}"))
+            for verb in VERBS:
+                progress.update(shown, description=f"{verb}: {length:,} tokens")
+                samples[verb].append({"length": length, **apart(cost, verb, place, options.rounds)})
+                progress.advance(shown)
+            keeping.remove(place.store)
+        past = measure_past(home, ready, options, progress)
+    return {
+        "model": options.model,
+        "lengths": list(ready.texts),
+        "rounds": options.rounds,
+        "verbs": {verb: growth(verb, ready, found) for verb, found in samples.items()},
+        "past": past,
+        "machine": machine("transformers"),
+    }
+
+
+def apart(work: Callable[..., T], *args: object) -> T:
+    """Do it in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *args).result()
+
+
+def prepare(name: str, lengths: Sequence[int]) -> Ready:
+    """Check the model, so that it is opened without transformers from now on, and cut the documents.
+
+    A length that the context has no room for, beside a question and a token of answer, becomes the
+    longest that it has room for.
+    """
+    from rounds import CONTRACT, QUESTION, text_of
+
+    from kvedit.model import Model
+    from kvedit.model.resolve import resolve
+
+    model = Model.open(resolve(name), device="cpu", stock=True)
+    model.check()
+    prompt, text = model.layout(None), CONTRACT.read_text(encoding="utf-8")
+    around = len(prompt.head_ids) + len(prompt.question_ids(model.tokenizer, QUESTION)) + 1
+    fitting = sorted({min(length, model.context_length - around) for length in lengths})
+    tables = model.network.model.embed_tokens.weight.numel() * (1 if model.tied else 2)
+    return Ready(
+        checkpoint=model.directory,
+        weights=sum(part.numel() for part in model.network.parameters()) - tables,
+        pairs=model.layers * model.heads * model.groups * model.width,
+        texts={length: text_of(text, model, length) for length in fitting},
+    )
+
+
+def cost(verb: str, place: Place, rounds: int) -> Record:
+    """Measure a verb in this process, which has done nothing before."""
+    run, folder = VERBS[verb], place.store.folder
+    start, before = clock(), files(folder)
+    run(place, True)
+    peak, written = resident("VmHWM"), written_bytes(before, files(folder))
+    runs: list[Run] = []
+    while len(runs) < rounds and (not runs or clock() - start < ALLOWED_S):
+        runs.append(run(place, False))
+    last = runs[-1]
+    return {
+        "tokens": last.tokens,
+        "seconds": [each.seconds for each in runs],
+        "peak_bytes": peak,
+        "written_bytes": written,
+        "first": last.first,
+        "rows": last.rows,
+        "question": last.question,
+    }
+
+
+def files(folder: Path) -> Files:
+    """Give the files below a folder."""
+    every = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
+    return {path: (found.st_ino, found.st_size) for path, found in every}
+
+
+def written_bytes(before: Files, after: Files) -> int:
+    """Give the bytes of the files that came or were replaced, and what was added to the others."""
+    total = 0
+    for path, (file, size) in after.items():
+        was, held = before.get(path, (None, 0))
+        total += size - (held if was == file else 0)
+    return total
+
+
+def growth(verb: str, ready: Ready, found: Sequence[Record]) -> Record:
+    """Fit a verb's figures; the first sample is that of the tiny document."""
+    base, *samples = found
+    tokens = [sample["tokens"] for sample in samples]
+    costs = {
+        "seconds": [statistics.median(sample["seconds"]) for sample in samples],
+        "memory_bytes": [sample["peak_bytes"] - base["peak_bytes"] for sample in samples],
+        "written_bytes": [sample["written_bytes"] for sample in samples],
+    }
+    worked = exponent(tokens, [work(ready, sample) for sample in samples])
+    known = {"seconds": None if worked is None else (worked, worked), **EXPECTED[verb]}
+    return {
+        "base": base,
+        "samples": samples,
+        **{
+            figure: {"values": values, "exponent": exponent(tokens, values), "expected": known[figure]}
+            for figure, values in costs.items()
+        },
+    }
+
+
+def exponent(tokens: Sequence[float], costs: Sequence[float]) -> float | None:
+    """Fit costs as a power of the tokens; `None` where one is not positive, or there is only one."""
+    if len(tokens) < 2 or min(costs) <= 0:
+        return None
+    return float(np.polyfit(np.log(tokens), np.log(costs), 1)[0])
+
+
+def work(ready: Ready, sample: Record) -> float:
+    """Reckon the multiplications of a run, as `kvedit doctor` does for its estimates.
+
+    The rows that were computed stand evenly between the first that may be and the end, the
+    question's behind them. A row multiplies with the weights, and twice with each row up to itself.
+    """
+    total, rows, question = sample["tokens"], sample["rows"], sample["question"]
+    pairs = rows * (sample["first"] + 1 + total) / 2 + question * (2 * total + 1 + question) / 2
+    return ready.weights * (rows + question) + 2 * ready.pairs * pairs
+
+
+# --- a past ------------------------------------------------------------------------------------------
+
+
+def measure_past(home: Path, ready: Ready, options: argparse.Namespace, progress: Progress) -> Record:
+    """Give sessions of one document so many revisions, and measure what one more edit and a look cost."""
+    from kvedit.model import Model
+
+    length = max((held for held in ready.texts if held <= PAST_TOKENS), default=min(ready.texts))
+    model = Model.open(ready.checkpoint, device="cpu")
+    loaded = Session.load(Document(ready.texts[length]), model=model, name="loaded", home=home)
+    size, segments = loaded.store.size_bytes(), len(loaded.journal.segments())
+    shown = progress.add_task("edits", total=None)
+    found: list[Record] = []
+    for count in options.revisions:
+        store = Home(home).store(f"past-{count}")
+        keeping.copy(loaded.store, store)
+        session, edits, start = Session(store), 0, clock()
+        while len(session.journal) < count:
+            edit(session, random.Random(edits))
+            edits += 1
+            done = len(session.journal)
+            progress.update(shown, description=f"edits: {count:,} revisions", total=count, completed=done)
+        seconds = clock() - start
+        sample: Record = {"revisions": count, "edits": edits, "edit_s": [], "open_s": [], "status_s": []}
+        sample |= {
+            "edits_mean_s": seconds / edits if edits else None,
+            "edits_mean_bytes": (store.size_bytes() - size) / edits if edits else None,
+            "segments_added": len(session.journal.segments()) - segments,
+        }
+        found.append(sample)
+    progress.update(shown, description="sessions with a past", total=options.rounds + 1, completed=0)
+    for number in range(options.rounds + 1):
+        for sample in found:
+            one = one_more(Home(home).store(f"past-{sample['revisions']}"))
+            sample["edit_bytes"] = one.pop("edit_bytes")
+            if number:  # the first round warms up
+                for name, value in one.items():
+                    sample[name].append(value)
+        progress.advance(shown)
+    for sample in found:
+        pairs = zip(sample["status_s"], found[0]["status_s"], strict=True)
+        sample["status_more_s"] = [late - early for late, early in pairs]
+    return {"tokens": len(loaded.rows), "loaded_bytes": size, "samples": found}
+
+
+def edit(session: Session, chance: random.Random) -> None:
+    """Make one edit that keeps the document about as long as it is."""
+    lines = session.document.line_count
+    first = chance.randint(1, lines - 3)
+    verb = chance.choice(("delete", "insert", "replace", "move", "undo"))
+    if verb == "delete":
+        session.delete(f"{first}-{first + 1}")
+    elif verb == "insert":
+        session.insert(f"Note {chance.random()}.\nIt was added by hand.", after=first)
+    elif verb == "replace":
+        session.replace(str(first), f"This line reads {chance.random()} now.")
+    elif verb == "move":
+        session.move(f"{first}-{first + 1}", after=chance.randint(0, first - 1))
+    elif session.revision.entry.edits:
+        session.undo()
+
+
+def one_more(store: Store) -> dict[str, float]:
+    """Look at a session, open a copy of it without its model, and edit the copy."""
+    seconds = {"status_s": status_s(store)}
+    copy = Store(store.folder.with_name("copy"))
+    keeping.copy(store, copy)
+    start = clock()
+    session = Session(copy)
+    opened = clock()
+    before = files(copy.folder)
+    begun = clock()
+    session.delete(LINES)
+    seconds |= {"open_s": opened - start, "edit_s": clock() - begun}
+    seconds["edit_bytes"] = written_bytes(before, files(copy.folder))
+    keeping.remove(copy)
+    return seconds
+
+
+def status_s(store: Store) -> float:
+    """Seconds of one `kvedit status`."""
+    command = [sys.executable, "-m", "kvedit", "status", "--session", store.name]
+    environment = {**os.environ, "KVEDIT_HOME": str(store.folder.parent)}
+    start = clock()
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    return clock() - start
+
+
+if __name__ == "__main__":
+    main()
