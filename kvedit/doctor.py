@@ -95,17 +95,24 @@ class Health:
 def examine(model: Model) -> Health:
     """Compare what the laws say is the same, on a short probe, and measure a prefill.
 
+    Args:
+        model: Read with transformers. A model that is like its stock forward pass is then tried as it
+            is opened from then on.
+
     Raises:
         ModelError: Its layers cannot be walked at all.
     """
     likeness = model.compare()
-    checks = (
+    checks = [
         _check("forward pass", likeness.forward, likeness.limit),
         _check("end of context", likeness.far, likeness.limit),
         _check("rotation", likeness.rotation, likeness.rotation_limit),
-        *_check_edit(model),
-    )
-    return Health(checks, _measure(model))
+    ]
+    parameters = list(model.network.parameters())
+    if all(check.passed for check in checks):
+        model.check()
+        model = model.quick()
+    return Health((*checks, *_check_edit(model)), _measure(model, parameters))
 
 
 def _check(name: str, figure: float, limit: float) -> Check:
@@ -182,8 +189,8 @@ def _greedy(model: Model, held: KVCache, clean: KVCache, total: int) -> tuple[in
     return off, tie
 
 
-def _measure(model: Model) -> Machine:
-    """Time a prefill, and reckon from its work how long others take."""
+def _measure(model: Model, parameters: list[Tensor]) -> Machine:
+    """Time a prefill, and reckon from its work with the parameters how long others take."""
     count = min(_TIMED, model.context_length)
     ids, wait = _ids(model, count), waiter(model.device.type)
     wait()  # the checks have warmed the device up
@@ -191,7 +198,6 @@ def _measure(model: Model) -> Machine:
     list(prefill_(model, model.new_cache(count), ids))
     wait()
     seconds = clock() - start
-    parameters = list(model.network.parameters())
     table = model.network.model.embed_tokens.weight.numel()
     # Multiplications of a token with the weights of the layers, and of pairs of rows in attention.
     weights: int = sum(part.numel() for part in parameters) - table * (1 if model.tied else 2)

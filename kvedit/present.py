@@ -155,7 +155,9 @@ class Present:
                 f"{getattr(error, 'strerror', None) or error}.",
                 "Give its folder with --model.",
             ) from None
-        return Model.open(directory, device=record.device, dtype=record.dtype)
+        model = Model.open(directory, device=record.device, dtype=record.dtype)
+        model.check()  # it has passed, but the versions of the libraries may be others since
+        return model.quick()
 
     def use_model(self, model: Model) -> None:
         """Give the session the model that computed its rows.
@@ -238,7 +240,7 @@ class Present:
             rows: A table of rows in the segments that were read; there is room for it.
             wanted: Which of its rows, sorted; they have a state.
         """
-        from kvedit.store.segments import release
+        from kvedit.mapped import release
 
         for first in range(0, len(wanted), _GATHER_ROWS):
             yield self.working.gather_(rows, wanted[first : first + _GATHER_ROWS], self.segments)

@@ -120,6 +120,8 @@ class Session(Present):
         else:
             directory, called = resolve(model, report), model
             model = Model.open(directory, device=device, dtype=dtype)
+            model.check()
+            model = model.quick()
         timings.add("load", clock() - start)
         directory = directory.resolve()
         record = ModelRecord(

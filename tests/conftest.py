@@ -142,8 +142,25 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def tiny_models(checkpoints: dict[str, Path]) -> dict[str, Model]:
-    """The tiny checkpoints, opened."""
+    """The tiny checkpoints, opened as users have them: of plain parts, packed, where they have a recipe."""
+    found: dict[str, Model] = {}
+    for kind, folder in checkpoints.items():
+        model = Model.open(folder, device="cpu")
+        model.check()
+        found[kind] = model.quick()
+    return found
+
+
+@pytest.fixture(scope="session")
+def stock_models(checkpoints: dict[str, Path]) -> dict[str, Model]:
+    """The tiny checkpoints with the modules of transformers."""
     return {kind: Model.open(folder, device="cpu", stock=True) for kind, folder in checkpoints.items()}
+
+
+@pytest.fixture(params=list(KINDS))
+def stock(request: pytest.FixtureRequest, stock_models: dict[str, Model]) -> Model:
+    """Each kind of tiny model in turn, with the modules of transformers."""
+    return stock_models[request.param]
 
 
 @pytest.fixture(params=list(KINDS))

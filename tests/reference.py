@@ -53,11 +53,12 @@ def stock_greedy(
     for row in range(len(ids), len(ids) + count - 1):
         hidden = model.walk(torch.tensor(own_ids[-1:]), slice(row, row + 1), cache).hidden
         own_ids.append(int(model.logits(hidden)[0].argmax()))
+    network = Model.open(model.directory, device="cpu", stock=True).network
     with torch.no_grad():
-        output = model.network(tensor[None], use_cache=True, logits_to_keep=1)
+        output = network(tensor[None], use_cache=True, logits_to_keep=1)
         stock, stock_ids = output.logits[0, -1].float(), [int(output.logits[0, -1].argmax())]
         for _ in range(count - 1):
-            output = model.network(torch.tensor([stock_ids[-1:]]), cache=output.cache, use_cache=True)
+            output = network(torch.tensor([stock_ids[-1:]]), cache=output.cache, use_cache=True)
             stock_ids.append(int(output.logits[0, -1].argmax()))
     return own, stock, own_ids, stock_ids
 

@@ -112,16 +112,16 @@ def spread_map(*layers: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen2"])
-def test_a_map_onto_one_device_changes_no_bit(checkpoints: dict[str, Path], tiny_models, kind: str):
+def test_a_map_onto_one_device_changes_no_bit(checkpoints: dict[str, Path], stock_models, kind: str):
     network = read_network(checkpoints[kind], torch.float32, CPU, {"": "cpu"})
-    mapped = like(tiny_models[kind], network)
+    mapped = like(stock_models[kind], network)
     assert not mapped.spread
-    assert equal(walked(mapped), walked(tiny_models[kind]))
+    assert equal(walked(mapped), walked(stock_models[kind]))
 
 
 def test_device_map_takes_the_devices_that_are_there(checkpoints: dict[str, Path]):
     mapped, plain = (
-        Model.open(checkpoints["llama"], device=name, dtype="float32") for name in ("map", "auto")
+        Model.open(checkpoints["llama"], device=name, dtype="float32", stock=True) for name in ("map", "auto")
     )
     assert mapped.device.type == plain.device.type
     assert equal(walked(mapped), walked(plain))
@@ -130,18 +130,27 @@ def test_device_map_takes_the_devices_that_are_there(checkpoints: dict[str, Path
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_layers_that_wait_elsewhere_for_their_turn_change_no_bit(
-    checkpoints: dict[str, Path], tiny_models, kind: str
+    checkpoints: dict[str, Path], stock_models, kind: str
 ):
     network = read_network(checkpoints[kind], torch.float32, CPU)
     for layer in network.model.layers[1:]:
         attach_align_device_hook(layer, execution_device=CPU, offload=True)
     assert network.model.layers[2].self_attn.q_proj.weight.device.type == "meta"
-    waiting = like(tiny_models[kind], network)
-    assert equal(walked(waiting), walked(tiny_models[kind]))
+    waiting = like(stock_models[kind], network)
+    assert equal(walked(waiting), walked(stock_models[kind]))
     waiting.check()
 
 
-def test_every_policy_runs_on_a_spread_model_with_the_same_record(checkpoints: dict[str, Path], tiny_models):
+def nearly(left: Any, right: Any) -> bool:
+    """Whether two records are the same but for rounding."""
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(nearly(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(nearly, left, right))
+    return left == (pytest.approx(right, rel=1e-4, abs=1e-5) if isinstance(right, float) else right)
+
+
+def test_every_policy_runs_on_a_spread_model_with_the_same_record(checkpoints: dict[str, Path], stock_models):
     network = read_network(checkpoints["qwen3"], torch.float32, CPU)
     arms = [Arm.parse(name) for name in ("shift", "replay", "reprefill", *(f"{one}@20%" for one in POLICIES))]
     far = (*network.model.layers[1:], network.model.norm, network.model.rotary_emb, network.lm_head)
@@ -151,11 +160,12 @@ def test_every_policy_runs_on_a_spread_model_with_the_same_record(checkpoints: d
         devices.put(network, FIRST)
         for part in far:
             devices.put(part, SECOND)
-        spread = like(tiny_models["qwen3"], network)
+        spread = like(stock_models["qwen3"], network)
         record, clean = run_case(spread, CASE, arms)
         assert spread.device == clean.cache.keys.device == FIRST
-    plain, _ = run_case(tiny_models["qwen3"], CASE, arms)
-    assert without_times(record) == without_times(plain)
+    plain, _ = run_case(stock_models["qwen3"], CASE, arms)
+    # The last digits may differ: where a tensor lies in memory decides how some sums are split.
+    assert nearly(json.loads(without_times(record)), json.loads(without_times(plain)))
 
 
 def test_the_pretended_devices_do_refuse_each_other():

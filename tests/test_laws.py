@@ -39,8 +39,9 @@ def close(left: torch.Tensor, right: torch.Tensor, tolerance: float = 1e-4) -> N
 
 def rotated_by_transformers(model: Model, raw: torch.Tensor, first: int) -> torch.Tensor:
     """Keys `[H, N, D]` of rows from `first` on, by the rotary module and the code of transformers."""
-    module = import_module(type(model.network).__module__)
-    cos, sin = model.network.model.rotary_emb(raw, torch.arange(first, first + raw.shape[1])[None])
+    network = Model.open(model.directory, device="cpu", stock=True).network
+    module = import_module(type(network).__module__)
+    cos, sin = network.model.rotary_emb(raw, torch.arange(first, first + raw.shape[1])[None])
     turned = cos.shape[-1]  # all of the head, but for models that turn a part of it
     own, _ = module.apply_rotary_pos_emb(raw[None, ..., :turned], raw[None, ..., :turned], cos, sin)
     return torch.cat((own[0], raw[..., turned:]), dim=-1)
@@ -88,7 +89,7 @@ def test_law_2_rotation_is_bit_exact_in_every_dtype(tiny: Model, dtype: torch.dt
 def test_law_2_without_context_every_layer_is_exact_after_a_shift(
     home: Path, checkpoints: dict[str, Path]
 ) -> None:
-    model = Model.open(checkpoints["qwen3"], device="cpu")
+    model = Model.open(checkpoints["qwen3"], device="cpu", stock=True)
     for layer in model.network.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)  # now no layer sees any other row
     session = load_session(home, model, TEXT)

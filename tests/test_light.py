@@ -48,6 +48,7 @@ def test_a_checked_model_opens_as_plain_parts_with_equal_numbers(
     kind: str, dtype: str, checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recipe, "folder", lambda: tmp_path)
+    monkeypatch.setattr(light.Packed, "can_hold", lambda weight: False)
     stock = Model.open(checkpoints[kind], device="cpu", dtype=dtype, stock=True)
     model = opened_twice(checkpoints[kind], dtype)
     assert is_light(model)
@@ -65,6 +66,58 @@ def test_a_checked_model_opens_as_plain_parts_with_equal_numbers(
     assert model.tokenizer.serialized == stock.tokenizer.serialized
     assert model.layout("Be brief.") == stock.layout("Be brief.")
     model.check()  # has passed
+
+
+@pytest.mark.parametrize("biases", ["none", "all", "some"])
+@pytest.mark.parametrize("rows", [1, 2, 17, 300])
+def test_packed_layers_are_the_layers_side_by_side(biases: str, rows: int) -> None:
+    chance = torch.Generator().manual_seed(rows)
+    with_bias = {"none": (), "all": (48, 16, 7), "some": (16,)}[biases]
+    layers = [
+        light.Linear(
+            torch.randn(size, 40, generator=chance),
+            torch.randn(size, generator=chance) if size in with_bias else None,
+        )
+        for size in (48, 16, 7)
+    ]
+    states = torch.randn(rows, 40, generator=chance)
+    assert light.Packed.can_hold(layers[0].weight)
+    packed = light.Packed(*layers)
+    assert packed.sizes == [48, 16, 7]
+    slowly = torch.cat(
+        [states @ layer.weight.T + (0 if layer.bias is None else layer.bias) for layer in layers], 1
+    )
+    torch.testing.assert_close(packed(states), slowly, atol=1e-5, rtol=1e-5)
+
+
+def test_only_float32_on_a_cpu_is_packed(folder: Path) -> None:
+    assert opened_twice(folder).network.packed
+    assert not opened_twice(folder, "bfloat16").network.packed
+
+
+def test_a_model_that_was_just_checked_becomes_quick_with_the_same_numbers(folder: Path) -> None:
+    first = Model.open(folder, device="cpu")
+    assert first.quick() is first  # nothing is known of it
+    first.check()
+    quick = first.quick()
+    assert is_light(quick)
+    assert quick.quick() is quick
+    assert quick.parts == first.parts
+    logits = [
+        one.logits(one.walk(IDS, slice(0, 60), one.new_cache(60), outputs=60).hidden)
+        for one in (first, quick)
+    ]
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
+
+
+def test_packed_layers_that_give_other_numbers_make_no_recipe(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = light.Packed.__call__
+    monkeypatch.setattr(light.Packed, "__call__", lambda self, states: 1.1 * call(self, states))
+    model = Model.open(folder, device="cpu")
+    model.check()
+    assert model.quick() is model
 
 
 def test_plain_parts_give_what_transformers_gives(folder: Path) -> None:
@@ -197,7 +250,7 @@ def test_weights_that_a_folder_holds_twice_are_read_once(folder: Path) -> None:
     save_file(other, folder / "consolidated.safetensors", metadata={"format": "pt"})
     model = opened_twice(folder)
     assert is_light(model)
-    assert torch.equal(model.network.lm_head.weight, held["lm_head.weight"])
+    assert torch.equal(model.embed(IDS), held["model.embed_tokens.weight"][IDS])
 
 
 def test_a_weight_that_is_missing_is_named(folder: Path) -> None:

@@ -21,10 +21,11 @@ import kvedit.memory
 from kvedit.cache import States
 from kvedit.cli.app import app
 from kvedit.errors import KveditError
+from kvedit.mapped import release
 from kvedit.memory import available_bytes
 from kvedit.model import Model
 from kvedit.session import Session
-from kvedit.store.segments import read_segment, release, write_segment
+from kvedit.store.segments import read_segment, write_segment
 
 TEXT = a_text(30)
 KIB = 1024

@@ -90,8 +90,8 @@ def _staged(model: Model) -> tuple[Evidence, RowTable]:
 
 
 @pytest.fixture(params=KINDS)
-def evidence(request: pytest.FixtureRequest, tiny_models: dict[str, Model]) -> Evidence:
-    return _staged(tiny_models[request.param])[0]
+def evidence(request: pytest.FixtureRequest, stock_models: dict[str, Model]) -> Evidence:
+    return _staged(stock_models[request.param])[0]
 
 
 def stale_of(evidence: Evidence) -> np.ndarray:

@@ -56,6 +56,8 @@ class Worker:
         ours = config["model"]
         try:
             self.model = Model.open(resolve(name), device=device, dtype=ours["dtype"])
+            self.model.check()
+            self.model = self.model.quick()
         except KveditError as error:
             return Refused(error.fact, error.remedy)
         self.clean: Clean | None = None

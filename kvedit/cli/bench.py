@@ -375,4 +375,4 @@ def open_model(name: str, device: str, dtype: str) -> Model:
 
         opened = Model.open(resolve(name, say), device=device, dtype=dtype)
         opened.check()
-        return opened
+        return opened.quick()

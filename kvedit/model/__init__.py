@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kvedit.cache import KVCache, States, sent
 from kvedit.errors import ModelError
+from kvedit.mapped import release
 from kvedit.memory import allocating
 from kvedit.model import fingerprint, light, recipe
 from kvedit.model.attention import Attend, choose, masked
@@ -68,7 +69,6 @@ class Model:
         context_length: Positions that it was made for.
         vocabulary: How many ids have an embedding.
         stop_ids: Ids that end an answer.
-        mean_embedding: Of the whole vocabulary's input embeddings, `float32 [hidden]`.
         parts: Fingerprint, by the name of the part.
     """
 
@@ -99,7 +99,6 @@ class Model:
         rotary = network.model.rotary_emb
         self.rope = Rope(rotary.inv_freq.float().to(self.device), float(rotary.attention_scaling))
         self.stop_ids = frozenset(stop_ids)
-        self.mean_embedding: Tensor = network.model.embed_tokens.weight.mean(dim=0, dtype=torch.float32)
 
     @classmethod
     def open(
@@ -121,12 +120,9 @@ class Model:
         """
         place = _device("auto" if device == "map" else device)
         kind = ("float32" if place.type == "cpu" else "bfloat16") if dtype == "auto" else dtype
-        known = None if stock or device == "map" else recipe.find(directory)
-        if known is not None and f"{kind} {place.type}" in known[0].checked:
-            made, serialized = known
-            network: Any = light.read(directory, made, _DTYPES[kind], place)
-            parts = {**fingerprint.of_files(directory), **made.parts}
-            return cls(directory, network, serialized, made.stop_ids, parts)
+        known = None if stock or device == "map" else cls._quick(directory, kind, place)
+        if known is not None:
+            return known
         from kvedit.model import checkpoint
 
         network = checkpoint.read_network(
@@ -136,14 +132,42 @@ class Model:
         parts = {**fingerprint.of_files(directory), **fingerprint.of_text(tokenizer, template.chat_template)}
         return cls(directory, network, tokenizer, _stop_ids(network, template), parts)
 
+    @classmethod
+    def _quick(cls, directory: Path, kind: str, place: torch.device) -> Model | None:
+        """Read a checkpoint by its recipe; `None` where it has none for that dtype and device."""
+        known = recipe.find(directory)
+        if known is None or f"{kind} {place.type}" not in known[0].checked:
+            return None
+        made, serialized = known
+        network = light.read(directory, made, _DTYPES[kind], place)
+        network.pack()
+        parts = {**fingerprint.of_files(directory), **made.parts}
+        return cls(directory, network, serialized, made.stop_ids, parts)
+
+    def quick(self) -> Model:
+        """Give the model as it is opened once it was checked: of plain parts, where it has a recipe."""
+        if self.spread or isinstance(self.network, light.Network):
+            return self
+        return self._quick(self.directory, self.dtype_name, self.device) or self
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer; a session has its own, so many a question needs none."""
         return Tokenizer(self._tokenizer) if isinstance(self._tokenizer, str) else self._tokenizer
 
+    @cached_property
+    def mean_embedding(self) -> Tensor:
+        """The mean of the whole vocabulary's input embeddings, `float32 [hidden]`."""
+        table: Tensor = self.network.model.embed_tokens.weight
+        mean = table.mean(dim=0, dtype=torch.float32)
+        release(table)
+        return mean
+
     @property
     def tied(self) -> bool:
         """Whether the output layer is the embedding table."""
+        if isinstance(self.network, light.Network):
+            return self.network.recipe.tied
         return self.network.lm_head.weight is self.network.model.embed_tokens.weight
 
     @property
@@ -185,7 +209,7 @@ class Model:
     def embed(self, ids: Tensor) -> Tensor:
         """Look the frozen input embeddings up. `int64 [N] -> [N, hidden]`."""
         table: Tensor = self.network.model.embed_tokens.weight
-        return table[ids]
+        return table[ids].to(self.dtype)
 
     @torch.no_grad()
     @allocating()
@@ -240,16 +264,16 @@ class Model:
         for layer, module in enumerate(network.layers[:depth]):
             attention = module.self_attn
             normed = module.input_layernorm(hidden)
-            keys[layer] = self._heads(attention, "k", normed)
-            values[layer] = self._heads(attention, "v", normed)
+            query, keys[layer], values[layer] = self._project(attention, normed)
             cache.scatter_(layer, target, rotate(keys[layer], cos, sin), values[layer])
             if layer == depth - 1 and outputs < count:
                 done = count - outputs
-                hidden, normed, cos, sin = (part[done:] for part in (hidden, normed, cos, sin))
+                hidden, cos, sin = (part[done:] for part in (hidden, cos, sin))
+                query = query[:, done:]
                 if not outputs:
                     break
                 mix = (attend or masked)(cache, place[done:], self.scaling)
-            query = rotate(self._heads(attention, "q", normed).to(self.device), cos, sin)
+            query = rotate(query.to(self.device), cos, sin)
             on_query(layer, query)
             mixed = attention.o_proj(mix(layer, query))
             hidden = hidden.to(mixed.device) + mixed
@@ -296,12 +320,19 @@ class Model:
         stock.remember(self)
 
     @staticmethod
-    def _heads(attention: Any, which: str, normed: Tensor) -> Tensor:
-        """Project to heads, `[N, hidden] -> [heads, N, D]`, with the model's norm of queries and keys."""
-        states = getattr(attention, f"{which}_proj")(normed).view(len(normed), -1, attention.head_dim)
-        norm = getattr(attention, f"{which}_norm", None)
-        projected: Tensor = (norm(states) if norm is not None else states).transpose(0, 1)
-        return projected
+    def _project(attention: Any, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project to normed queries, keys and values, `[N, hidden] -> [heads, N, D]`."""
+        if isinstance(attention, light.Attention):
+            parts = attention.project(normed)
+        else:
+            parts = [getattr(attention, f"{part}_proj")(normed) for part in "qkv"]
+        norms = (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None), None)
+        heads = (states.view(len(normed), -1, attention.head_dim) for states in parts)
+        query, keys, values = (
+            (states if norm is None else norm(states)).transpose(0, 1)
+            for states, norm in zip(heads, norms, strict=True)
+        )
+        return query, keys, values
 
 
 def _check_rows(count: int, rows: slice | Tensor, cache: KVCache) -> None:

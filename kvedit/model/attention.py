@@ -59,11 +59,14 @@ def cut(rows: list[int]) -> list[tuple[int, int]]:
 def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     """Attend in blocks, each reading keys up to its last row under a mask.
 
-    The query heads of a group share their keys, which are not copied: the members of all groups are
-    handed over as a batch of views of the same keys, so that they share the mask, too.
+    The query heads of a group share their keys, which are not copied. Where one block has all rows, the
+    members of a group are handed over as rows of one head, so that keys are read once, and each member has
+    a mask of its own. Masks of many blocks would take much memory: there the members are a batch of views
+    of the same keys, and share the mask.
     """
     rows = place.tolist()
     blocks = [(first, last, rows[last - 1] + 1) for first, last in cut(rows)]
+    folded = len(blocks) == 1
     masks: list[Tensor | None] | None = None  # made in the first layer, which knows the dtype
 
     def mix(layer: int, query: Tensor) -> Tensor:
@@ -72,32 +75,35 @@ def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
         groups = len(query) // heads
         if masks is None:
             there = sent(place, query.device)
-            masks = [_mask(there[first:last], limit, query.dtype) for first, last, limit in blocks]
-        mixed = [
-            functional.scaled_dot_product_attention(
-                query[:, first:last].view(heads, groups, -1, width).transpose(0, 1),
-                cache.keys[layer, :, :limit].expand(groups, -1, -1, -1),
-                cache.values[layer, :, :limit].expand(groups, -1, -1, -1),
-                attn_mask=mask,
-                scale=scaling,
+            times = groups if folded else 1
+            masks = [_mask(there[first:last], limit, query.dtype, times) for first, last, limit in blocks]
+        mixed = []
+        for (first, last, limit), mask in zip(blocks, masks, strict=True):
+            part, keys, values = (
+                query[:, first:last],
+                cache.keys[layer, :, :limit],
+                cache.values[layer, :, :limit],
             )
-            .transpose(0, 1)
-            .reshape(len(query), -1, width)
-            for (first, last, limit), mask in zip(blocks, masks, strict=True)
-        ]
+            if folded:
+                part, keys, values = part.reshape(1, heads, -1, width), keys[None], values[None]
+            else:
+                part = part.view(heads, groups, -1, width).transpose(0, 1)
+                keys, values = (each.expand(groups, -1, -1, -1) for each in (keys, values))
+            found = functional.scaled_dot_product_attention(part, keys, values, attn_mask=mask, scale=scaling)
+            mixed.append(found.transpose(0, 1).reshape(len(query), -1, width))
         joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
         return joined.transpose(0, 1).flatten(1)
 
     return mix
 
 
-def _mask(rows: Tensor, limit: int, dtype: torch.dtype) -> Tensor | None:
-    """What is added to scores, `[1, 1, N, limit]`; `None` where the row sees all keys."""
+def _mask(rows: Tensor, limit: int, dtype: torch.dtype, times: int) -> Tensor | None:
+    """What is added to scores, `[1, 1, times * N, limit]`; `None` where the row sees all keys."""
     if len(rows) == 1:
         return None
     unseen = torch.arange(limit, device=rows.device) > rows[:, None]
     mask = torch.zeros(unseen.shape, dtype=dtype, device=rows.device)
-    return mask.masked_fill_(unseen, float("-inf"))[None, None]
+    return mask.masked_fill_(unseen, float("-inf")).repeat(times, 1)[None, None]
 
 
 def adjacent(cache: KVCache, place: Tensor, scaling: float) -> Mix:

@@ -3,12 +3,13 @@
 Importing transformers and building its modules takes longer than many an answer. What a walk needs
 of them is little: linear layers, RMS norms and a gated MLP. `kvedit.model.recipe` remembers of which
 checkpoints these parts are the whole truth, bit for bit. They have the names that transformers
-gives its modules, so that one walk serves both.
+gives its modules, so that one walk serves both. On a CPU they are packed: see `Packed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvedit.errors import ModelError
+from kvedit.mapped import release, tensors
 from kvedit.model.recipe import Recipe
 
 _PREFIXES = ("model.", "lm_head.")  # some folders hold the weights twice, under other names
+_TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 _AT_ONCE = 16
+_PACKED_ROWS = 16  # what oneDNN is told to lay out for; the same layout is best for 4 rows and for 256
 Tensors = Callable[[str], "Tensor | None"]
 """Gives a tensor by its name, or `None` where there is none."""
 
@@ -38,6 +42,42 @@ class Linear:
     def __call__(self, states: Tensor) -> Tensor:
         """Project `[..., in]` to `[..., out]`."""
         return functional.linear(states, self.weight, self.bias)
+
+
+class Packed:
+    """Linear layers of the same input as one, `x @ weight.T + bias`, in a blocked layout of oneDNN.
+
+    It is faster than plain weights, above all for few rows, which plain ones make a processor wait for
+    memory on a single core. Sums are rounded in another order.
+
+    Args:
+        layers: Whose outputs follow one another.
+    """
+
+    __slots__ = ("_bias", "_weight", "sizes")
+
+    def __init__(self, *layers: Linear) -> None:
+        self.sizes = [len(layer.weight) for layer in layers]
+        joined = layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers])
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(joined, _PACKED_ROWS)
+        biases = [
+            layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias
+            for layer in layers
+        ]
+        self._bias = None if all(layer.bias is None for layer in layers) else torch.cat(biases)
+
+    @staticmethod
+    def can_hold(weight: Tensor) -> bool:
+        """Whether weights like these can be packed here: float32 on a CPU for which oneDNN was built."""
+        known = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        return known and weight.device.type == "cpu" and weight.dtype == torch.float32
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Project `[N, in]` to `[N, out of all layers]`."""
+        projected: Tensor = torch.ops.mkldnn._linear_pointwise(
+            states, self._weight, self._bias, "none", [], ""
+        )
+        return projected
 
 
 class RmsNorm:
@@ -58,28 +98,71 @@ class RmsNorm:
 class GatedMlp:
     """`down(silu(gate(x)) * up(x))` (arXiv 2002.05202)."""
 
-    __slots__ = ("down", "gate", "up")
+    __slots__ = ("_down", "_expand")
 
     def __init__(self, gate: Linear, up: Linear, down: Linear) -> None:
-        self.gate, self.up, self.down = gate, up, down
+        self._expand: tuple[Linear, Linear] | Packed = (gate, up)
+        self._down: Linear | Packed = down
+
+    def pack(self) -> None:
+        """Pack the layers."""
+        if isinstance(self._expand, tuple) and isinstance(self._down, Linear):
+            self._expand, self._down = Packed(*self._expand), Packed(self._down)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Map `[N, hidden]` to `[N, hidden]`."""
-        return self.down(functional.silu(self.gate(states)) * self.up(states))
+        if isinstance(self._expand, Packed):
+            gate, up = self._expand(states).chunk(2, dim=-1)
+        else:
+            gate, up = (part(states) for part in self._expand)
+        return self._down(functional.silu(gate) * up)
+
+
+class Attention:
+    """The projections of an attention layer, and the norms of queries and keys where there are some.
+
+    Attributes:
+        head_dim: Width of a head.
+        scaling: What scores are multiplied with.
+        q_norm, k_norm: Norms of each head, or `None`.
+    """
+
+    def __init__(
+        self, recipe: Recipe, linear: Callable[[str], Linear], norm: Callable[[str], RmsNorm]
+    ) -> None:
+        self.head_dim, self.scaling = recipe.width, recipe.scaling
+        self._parts: list[Linear] | Packed = [linear(f"{part}_proj") for part in "qkv"]
+        self.o_proj: Linear | Packed = linear("o_proj")
+        self.q_norm, self.k_norm = (norm(f"{part}_norm") if recipe.head_norms else None for part in "qk")
+
+    def pack(self) -> None:
+        """Pack the layers."""
+        if isinstance(self._parts, list) and isinstance(self.o_proj, Linear):
+            self._parts, self.o_proj = Packed(*self._parts), Packed(self.o_proj)
+
+    def project(self, states: Tensor) -> list[Tensor]:
+        """Project `[N, hidden]` to queries, keys and values, each `[N, heads * D]`, without norms."""
+        if isinstance(self._parts, Packed):
+            return list(torch.split(self._parts(states), self._parts.sizes, dim=-1))
+        return [part(states) for part in self._parts]
 
 
 class Network:
     """The parts of a network, under the names of transformers' modules.
 
+    The embedding table stays as it is in its file, and the output layer is made when it is first used: a
+    load needs only the rows of the table that the document has, and no logits.
+
     Args:
         recipe: What it is made of.
         tensors: Give its weights.
+        dtype: Of all that is computed; of the weights, if not given.
 
     Raises:
         ModelError: A weight is not there.
     """
 
-    def __init__(self, recipe: Recipe, tensors: Tensors) -> None:
+    def __init__(self, recipe: Recipe, tensors: Tensors, dtype: torch.dtype | None = None) -> None:
         def found(name: str) -> Tensor:
             tensor = tensors(name)
             if tensor is None:
@@ -96,14 +179,12 @@ class Network:
 
         def layer(number: int) -> Any:
             at = f"model.layers.{number}"
-            attention = SimpleNamespace(
-                head_dim=recipe.width,
-                scaling=recipe.scaling,
-                **{f"{part}_proj": linear(f"{at}.self_attn.{part}_proj") for part in "qkvo"},
-                **{f"{part}_norm": norm(f"{at}.self_attn.{part}_norm") for part in "qk" if recipe.head_norms},
-            )
             return SimpleNamespace(
-                self_attn=attention,
+                self_attn=Attention(
+                    recipe,
+                    lambda part: linear(f"{at}.self_attn.{part}"),
+                    lambda part: norm(f"{at}.self_attn.{part}"),
+                ),
                 input_layernorm=norm(f"{at}.input_layernorm"),
                 post_attention_layernorm=norm(f"{at}.post_attention_layernorm"),
                 mlp=GatedMlp(*(linear(f"{at}.mlp.{part}_proj") for part in ("gate", "up", "down"))),
@@ -117,7 +198,7 @@ class Network:
             norm=norm("model.norm"),
             rotary_emb=SimpleNamespace(inv_freq=frequencies, attention_scaling=recipe.attention_scaling),
         )
-        self.lm_head = Linear(table, None) if recipe.tied else linear("lm_head")
+        self._output = Linear(table, None) if recipe.tied else linear("lm_head")
         self.config = SimpleNamespace(
             num_hidden_layers=recipe.layers,
             num_key_value_heads=recipe.heads,
@@ -125,15 +206,31 @@ class Network:
             max_position_embeddings=recipe.context_length,
             vocab_size=len(table),
             hidden_size=table.shape[1],
-            intermediate_size=len(self.model.layers[0].mlp.gate.weight),
+            intermediate_size=found("model.layers.0.mlp.gate_proj.weight").shape[0],
             eos_token_id=list(recipe.stop_ids),
         )
-        self.dtype, self.device = table.dtype, table.device
+        self.dtype, self.device = dtype or table.dtype, table.device
         self.recipe = recipe
+        self.packed = False
+
+    def pack(self) -> None:
+        """Pack the layers where that can be done; what they hold is freed, layer by layer."""
+        self.packed = Packed.can_hold(self.model.norm.weight)
+        if self.packed:
+            for layer in self.model.layers:
+                layer.self_attn.pack()
+                layer.mlp.pack()
+
+    @cached_property
+    def lm_head(self) -> Linear | Packed:
+        """The output layer."""
+        made = Linear(self._output.weight.to(self.dtype), self._output.bias)
+        release(self._output.weight)
+        return Packed(made) if self.packed else made
 
 
 def read(directory: Path, recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Network:
-    """Read the weights in a directory; they are mapped from the files where nothing must change.
+    """Read the weights in a directory; on a CPU, tables of the vocabulary are mapped from their files.
 
     Raises:
         ModelError: They are damaged, or not whole.
@@ -143,6 +240,10 @@ def read(directory: Path, recipe: Recipe, dtype: torch.dtype, device: torch.devi
         for path in sorted(directory.glob("*.safetensors")):
             with safetensors.safe_open(path, framework="pt") as file:
                 names = [name for name in file.keys() if name.startswith(_PREFIXES)]  # noqa: SIM118
+            if device.type == "cpu":
+                tables = {name: tensor for name, tensor in tensors(path).items() if name in _TABLES}
+                held |= tables
+                names = [name for name in names if name not in tables]
             # A few at a time: pages of a file that stays open count as memory, beside the copies.
             for first in range(0, len(names), _AT_ONCE):
                 with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
@@ -153,4 +254,4 @@ def read(directory: Path, recipe: Recipe, dtype: torch.dtype, device: torch.devi
             f"The weights in {directory} cannot be read ({error}).",
             "Download the model again, or remove the folder so that it is converted anew.",
         ) from None
-    return Network(recipe, held.get)
+    return Network(recipe, held.get, dtype)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import mmap
-import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,15 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kvedit import mapped
 from kvedit.cache import States
 from kvedit.errors import SessionError
 from kvedit.files import LARGEST, damaged, digest, opened, reading, replace_file
 from kvedit.store.header import FORMAT, HEADER_BYTES, parse_header
 
 SUFFIX = ".safetensors"
-_KINDS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I32": torch.int32}
-_NAMES = {dtype: name for name, dtype in _KINDS.items()}
-_MADV_DONTNEED = 4  # of Linux
 
 
 def write_segment(folder: Path, states: States, ids: npt.NDArray[np.int64]) -> str:
@@ -43,7 +39,7 @@ def write_segment(folder: Path, states: States, ids: npt.NDArray[np.int64]) -> s
     start = 0
     for name, tensor in tensors.items():
         stop = start + tensor.nbytes
-        dtype = _NAMES[tensor.dtype]
+        dtype = mapped.NAMES[tensor.dtype]
         header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -74,34 +70,7 @@ def read_segment(folder: Path, name: str) -> dict[str, Tensor]:
         parse_header(start, size)
     except ValueError:
         raise damaged(what, "cannot be understood") from None
-    return _tensors(path)
-
-
-def release(tensor: Tensor) -> None:
-    """Let go of the pages of a segment's file, which count as this process's; they come back when read.
-
-    Without it a cache that is gathered from all its segments would be resident twice.
-    """
-    storage = tensor.untyped_storage()
-    if sys.platform == "linux" and not storage.resizable():  # resizable storage is no file's
-        place, size = ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes())
-        ctypes.CDLL(None).madvise(place, size, _MADV_DONTNEED)
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    """Map the tensors of a safetensors file that is known to be whole, all of one storage.
-
-    Mapped, not read: the pages are the file's own. No file stays open.
-    """
-    with path.open("rb") as file:
-        start = 8 + int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(start - 8))
-    data = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-    return {
-        name: data[start:][slice(*part["data_offsets"])].view(_KINDS[part["dtype"]]).view(part["shape"])
-        for name, part in header.items()
-        if name != "__metadata__"
-    }
+    return mapped.tensors(path)
 
 
 def _mapped(file: BinaryIO) -> mmap.mmap:
