@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,8 +84,7 @@ class KVCache:
         self, layers: int, heads: int, capacity: int, width: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (layers, heads, capacity, width)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = (_zeros(shape, dtype, device) for _ in range(2))
         self.length = 0
 
     @property
@@ -116,3 +116,10 @@ class KVCache:
         twin = KVCache.__new__(KVCache)
         twin.keys, twin.values, twin.length = self.keys.clone(), self.values.clone(), self.length
         return twin
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Make a tensor of zeros; on a CPU from pages that the system fills when they are first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(shape, dtype=f"i{dtype.itemsize}")).view(dtype)

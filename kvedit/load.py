@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvedit.document import Document
 from kvedit.errors import SessionError
-from kvedit.memory import check_memory
+from kvedit.memory import check_memory, trim
 from kvedit.model import CHUNK_ROWS, Model
 from kvedit.prompt import check_context, encode_body
 from kvedit.refresh import prefill_
@@ -120,6 +120,7 @@ def _prefill(store: Store, model: Model, ids: IntArray, timings: Timings, progre
     count = len(ids)
     none = np.zeros(count, dtype=np.int64)
     rows = RowTable((), none + MISSING, none, none.astype(bool), 0)
+    trim()  # of what encoding took
     cache = model.new_cache(count)
 
     def on_layer(layer: int) -> None:
@@ -137,6 +138,7 @@ def _prefill(store: Store, model: Model, ids: IntArray, timings: Timings, progre
             rows = rows.computed(place, store.write_segment(states, ids[place]))
         timings.add("prefill", 0.0, rows.frontier - before)
         del states  # before the next ones come
+        trim()
         progress(rows.frontier, count)
     return rows
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -343,7 +344,9 @@ class Present:
         self.commit(command, rows, turns=turns)
 
 
+@lru_cache(maxsize=2)
 def _tokenizer(serialized: str) -> Tokenizer:
+    """Make a tokenizer, or take the one that another session of this process has made."""
     try:
         return Tokenizer(serialized)
     except Exception:  # whatever the library says of it; the class is not more exact

@@ -124,10 +124,10 @@ def refresh_(
     for part in _parts(rows, executor):
         place = part if isinstance(part, slice) else torch.from_numpy(part)
         chosen = ids[part if isinstance(part, slice) else model.to_device(part)]
-        walked = model.walk(
+        # Given away, not held: the next part's states are made while nobody keeps these.
+        yield model.walk(
             chosen, place, cache, outputs=0, attend=attend, on_layer=on_layer, on_query=on_query
-        )
-        yield walked.states
+        ).states
 
 
 def _parts(rows: IntArray, executor: Executor) -> Iterator[slice | IntArray]:

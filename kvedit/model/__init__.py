@@ -139,8 +139,7 @@ class Model:
         if known is None or f"{kind} {place.type}" not in known[0].checked:
             return None
         made, serialized = known
-        network = light.read(directory, made, _DTYPES[kind], place)
-        network.pack()
+        network = light.read(directory, made, _DTYPES[kind], place, pack=True)
         parts = {**fingerprint.of_files(directory), **made.parts}
         return cls(directory, network, serialized, made.stop_ids, parts)
 

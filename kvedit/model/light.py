@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from kvedit.errors import ModelError
 from kvedit.mapped import release, tensors
+from kvedit.memory import trim
 from kvedit.model.recipe import Recipe
 
 _PREFIXES = ("model.", "lm_head.")  # some folders hold the weights twice, under other names
@@ -96,11 +97,16 @@ class RmsNorm:
 
 
 class GatedMlp:
-    """`down(silu(gate(x)) * up(x))` (arXiv 2002.05202)."""
+    """`down(silu(gate(x)) * up(x))` (arXiv 2002.05202).
 
-    __slots__ = ("_down", "_expand")
+    Attributes:
+        width: Of what is between.
+    """
+
+    __slots__ = ("_down", "_expand", "width")
 
     def __init__(self, gate: Linear, up: Linear, down: Linear) -> None:
+        self.width = len(gate.weight)
         self._expand: tuple[Linear, Linear] | Packed = (gate, up)
         self._down: Linear | Packed = down
 
@@ -157,12 +163,18 @@ class Network:
         recipe: What it is made of.
         tensors: Give its weights.
         dtype: Of all that is computed; of the weights, if not given.
+        pack: Pack the layers, each as soon as it is there, so that no layer is held twice for long.
+
+    Attributes:
+        packed: Whether the layers are packed.
 
     Raises:
         ModelError: A weight is not there.
     """
 
-    def __init__(self, recipe: Recipe, tensors: Tensors, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, tensors: Tensors, dtype: torch.dtype | None = None, *, pack: bool = False
+    ) -> None:
         def found(name: str) -> Tensor:
             tensor = tensors(name)
             if tensor is None:
@@ -179,7 +191,7 @@ class Network:
 
         def layer(number: int) -> Any:
             at = f"model.layers.{number}"
-            return SimpleNamespace(
+            made = SimpleNamespace(
                 self_attn=Attention(
                     recipe,
                     lambda part: linear(f"{at}.self_attn.{part}"),
@@ -189,13 +201,19 @@ class Network:
                 post_attention_layernorm=norm(f"{at}.post_attention_layernorm"),
                 mlp=GatedMlp(*(linear(f"{at}.mlp.{part}_proj") for part in ("gate", "up", "down"))),
             )
+            if self.packed:
+                made.self_attn.pack()
+                made.mlp.pack()
+            return made
 
+        final = norm("model.norm")
+        self.packed = pack and Packed.can_hold(final.weight)
         table = found("model.embed_tokens.weight")
         frequencies = torch.tensor(recipe.inverse_frequencies, dtype=torch.float32)
         self.model = SimpleNamespace(
             embed_tokens=SimpleNamespace(weight=table),
             layers=[layer(number) for number in range(recipe.layers)],
-            norm=norm("model.norm"),
+            norm=final,
             rotary_emb=SimpleNamespace(inv_freq=frequencies, attention_scaling=recipe.attention_scaling),
         )
         self._output = Linear(table, None) if recipe.tied else linear("lm_head")
@@ -206,20 +224,11 @@ class Network:
             max_position_embeddings=recipe.context_length,
             vocab_size=len(table),
             hidden_size=table.shape[1],
-            intermediate_size=found("model.layers.0.mlp.gate_proj.weight").shape[0],
+            intermediate_size=self.model.layers[0].mlp.width,
             eos_token_id=list(recipe.stop_ids),
         )
         self.dtype, self.device = dtype or table.dtype, table.device
         self.recipe = recipe
-        self.packed = False
-
-    def pack(self) -> None:
-        """Pack the layers where that can be done; what they hold is freed, layer by layer."""
-        self.packed = Packed.can_hold(self.model.norm.weight)
-        if self.packed:
-            for layer in self.model.layers:
-                layer.self_attn.pack()
-                layer.mlp.pack()
 
     @cached_property
     def lm_head(self) -> Linear | Packed:
@@ -229,29 +238,49 @@ class Network:
         return Packed(made) if self.packed else made
 
 
-def read(directory: Path, recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Network:
+def read(
+    directory: Path, recipe: Recipe, dtype: torch.dtype, device: torch.device, *, pack: bool = False
+) -> Network:
     """Read the weights in a directory; on a CPU, tables of the vocabulary are mapped from their files.
 
     Raises:
         ModelError: They are damaged, or not whole.
     """
-    held: dict[str, Tensor] = {}
     try:
-        for path in sorted(directory.glob("*.safetensors")):
-            with safetensors.safe_open(path, framework="pt") as file:
-                names = [name for name in file.keys() if name.startswith(_PREFIXES)]  # noqa: SIM118
-            if device.type == "cpu":
-                tables = {name: tensor for name, tensor in tensors(path).items() if name in _TABLES}
-                held |= tables
-                names = [name for name in names if name not in tables]
-            # A few at a time: pages of a file that stays open count as memory, beside the copies.
-            for first in range(0, len(names), _AT_ONCE):
-                with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
-                    for name in names[first : first + _AT_ONCE]:
-                        held[name] = file.get_tensor(name).to(dtype)
+        network = Network(recipe, _Weights(directory, dtype, device), dtype, pack=pack)
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelError(
             f"The weights in {directory} cannot be read ({error}).",
             "Download the model again, or remove the folder so that it is converted anew.",
         ) from None
-    return Network(recipe, held.get, dtype)
+    trim()  # of what was read, and of plain weights that are packed now
+    return network
+
+
+class _Weights:
+    """Gives the weights in a directory by name, each read when it is asked for."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, str(device)
+        self._tables: dict[str, Tensor] = {}
+        self._places: dict[str, Path] = {}
+        for path in sorted(directory.glob("*.safetensors")):
+            with safetensors.safe_open(path, framework="pt") as file:
+                self._places |= {name: path for name in file.keys() if name.startswith(_PREFIXES)}  # noqa: SIM118
+            if device.type == "cpu":
+                self._tables |= {name: tensor for name, tensor in tensors(path).items() if name in _TABLES}
+        self._files: dict[Path, Any] = {}
+        self._read = 0
+
+    def __call__(self, name: str) -> Tensor | None:
+        if name in self._tables:
+            return self._tables[name]
+        if name not in self._places:
+            return None
+        path, self._read = self._places[name], self._read + 1
+        # Pages of a file that stays open count as memory, beside the copies.
+        if not self._read % _AT_ONCE:
+            self._files.clear()
+        if path not in self._files:
+            self._files[path] = safetensors.safe_open(path, framework="pt", device=self._device)
+        return self._files[path].get_tensor(name).to(self._dtype)  # type: ignore[no-any-return]

@@ -127,8 +127,7 @@ def remember(model: Model) -> None:
     if made is None or model.spread:
         return
     with suppress(ModelError):  # names that only transformers knows how to read
-        network = light.read(model.directory, made, model.dtype, model.device)
-        if _same(model, network):
+        if _same(model, made):
             recipe.keep(
                 model.directory, made, model.tokenizer.serialized, f"{model.dtype_name} {model.device.type}"
             )
@@ -170,20 +169,24 @@ def _prompt(model: Model) -> Prompt | None:
 
 
 @torch.no_grad()
-def _same(model: Model, network: light.Network) -> bool:
-    """Whether a network of plain parts gives the numbers of the model's own, all weights included."""
+def _same(model: Model, made: Recipe) -> bool:
+    """Whether plain parts give the numbers of the model's own, bit for bit, and packed ones up to rounding.
+
+    Raises:
+        ModelError: The weights have other names than the recipe's.
+    """
     twin = copy.copy(model)
-    twin.network = network
-    ids = torch.arange(ROWS, device=model.device) * 7 % network.config.vocab_size
-    ours, stock = (
-        one.logits(one.walk(ids, slice(0, ROWS), one.new_cache(ROWS), outputs=ROWS).hidden)
-        for one in (twin, model)
-    )
-    every: Any = (network, model.network)
-    tables = ((part.model.embed_tokens.weight.to(model.dtype), part.lm_head.weight) for part in every)
+
+    def logits(one: Model) -> Tensor:
+        ids = torch.arange(ROWS, device=model.device) * 7 % model.vocabulary
+        return one.logits(one.walk(ids, slice(0, ROWS), one.new_cache(ROWS), outputs=ROWS).hidden)
+
+    stock = logits(model)
+    twin.network = light.read(model.directory, made, model.dtype, model.device)
+    networks = (twin.network, model.network)
+    tables = ((one.model.embed_tokens.weight.to(model.dtype), one.lm_head.weight) for one in networks)
     same = all(torch.equal(left, right) for left, right in zip(*tables, strict=True))
-    if not (same and torch.equal(ours, stock)):
+    if not (same and torch.equal(logits(twin), stock)):
         return False
-    network.pack()  # as it will be used: the same numbers, rounded in another order
-    packed = twin.logits(twin.walk(ids, slice(0, ROWS), twin.new_cache(ROWS), outputs=ROWS).hidden)
-    return _distance(packed, stock) <= _limit(model)
+    twin.network = light.read(model.directory, made, model.dtype, model.device, pack=True)
+    return _distance(logits(twin), stock) <= _limit(model)
