@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -116,30 +117,38 @@ def _check_memory(model: Model, count: int) -> None:
 
 
 def _prefill(store: Store, model: Model, ids: IntArray, timings: Timings, progress: Progress) -> RowTable:
+    """Compute and save all rows; a chunk is written while the next one is computed."""
     timings.synchronize = waiter(model.device.type)
     count = len(ids)
     none = np.zeros(count, dtype=np.int64)
     rows = RowTable((), none + MISSING, none, none.astype(bool), 0)
     trim()  # of what encoding took
     cache = model.new_cache(count)
+    done = 0
 
     def on_layer(layer: int) -> None:
-        chunk = min(CHUNK_ROWS, count - rows.frontier)
-        progress(rows.frontier + chunk * layer // model.layers, count)
+        chunk = min(CHUNK_ROWS, count - done)
+        progress(done + chunk * layer // model.layers, count)
 
     chunks = prefill_(model, cache, model.to_device(ids), on_layer)
-    while rows.frontier < count:
-        before = rows.frontier
-        # The disk's time is not the prefill's: its speed is what later estimates stand on.
-        with timings.measure("prefill"):
-            states = next(chunks)
-        with timings.measure("save"):
-            place = states.rows.cpu().numpy()
-            rows = rows.computed(place, store.write_segment(states, ids[place]))
-        timings.add("prefill", 0.0, rows.frontier - before)
-        del states  # before the next ones come
-        trim()
-        progress(rows.frontier, count)
+    with ThreadPoolExecutor(1) as disk:
+        written: Future[str] | None = None
+        place = none[:0]
+        while done < count or written is not None:
+            states = None
+            if done < count:
+                with timings.measure("prefill"):
+                    states = next(chunks)
+            with timings.measure("save"):
+                if written is not None:
+                    rows, written = rows.computed(place, written.result()), None
+            if states is not None:
+                place = states.rows.numpy()
+                written = disk.submit(store.write_segment, states, ids[place])
+                done += len(place)
+                timings.add("prefill", 0.0, len(place))
+                progress(done, count)
+            trim()
     return rows
 
 
