@@ -15,6 +15,7 @@ from kvedit.decode import Lookup, Sampler, TextStream, decode_, prefill_question
 from kvedit.errors import UsageError
 from kvedit.memory import check_memory
 from kvedit.model import CHUNK_ROWS
+from kvedit.model.reduced import KINDS
 from kvedit.policies import PROBES, Evidence, Past, Policy, policy_named
 from kvedit.present import Present
 from kvedit.prompt import check_context
@@ -42,6 +43,7 @@ class Options:
     keep: bool = True
     chat: bool = False
     support: Rule | None = None
+    decode_weights: str | None = None
 
     def check(self) -> Policy:
         """Make the policy and check the rest; needs no model.
@@ -66,6 +68,10 @@ class Options:
             raise UsageError(
                 "A conversation goes on only if it is kept.", "Leave --no-keep out, or --continue."
             )
+        if self.decode_weights is not None and self.decode_weights not in KINDS:
+            raise UsageError(
+                f"There are no decode weights '{self.decode_weights}'.", f"Choose one of {', '.join(KINDS)}."
+            )
         if self.support is not None and self.support not in RULES:
             raise UsageError(
                 f"There is no support rule '{self.support}'.", f"Choose one of {', '.join(RULES)}."
@@ -77,7 +83,8 @@ class Options:
         usual, words, asked = Options(Budget.default()), list[str](), shlex.quote(question)
         if self.budget != usual.budget:
             words += ["--budget", self.budget.text]
-        for name in ("policy", "support", "executor", "max_new_tokens", "temperature", "seed"):
+        named = ("policy", "support", "executor", "max_new_tokens", "temperature", "seed", "decode_weights")
+        for name in named:
             if getattr(self, name) != getattr(usual, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
         words += ["--continue"] if self.chat else []
@@ -154,6 +161,9 @@ class Asking:
         total, suffix, replay_s = len(rows), int(rows.suffix.sum()), session.replay_s
 
         budget_rows = options.budget.resolve(suffix)
+        if options.decode_weights is not None:
+            with timings.measure("load"):
+                self.model.reduced(options.decode_weights)
         self.shift(total + len(question_ids) + limit, budget_rows + int(rows.missing.sum()))
         support, _, _ = self.select(question, budget_rows)
         missing = np.flatnonzero(rows.missing)
@@ -167,6 +177,11 @@ class Asking:
             logits, states = prefill_question_(self.model, working.cache, ids)
         lookup = Lookup(np.concatenate([self.ids, question_ids]), limit)
         said, text, reason, walked = yield from self._decode(logits, limit, lookup)
+        if options.chat and options.decode_weights is not None and walked:
+            with timings.measure("save"):  # what is kept is computed with the model's own weights
+                working.cache.length = total + len(question_ids)
+                ids = self.model.to_device(np.array(said[: len(walked)], dtype=np.int64))
+                walked = [prefill_question_(self.model, working.cache, ids)[1]]
         kept = options.keep and (bool(parts) or options.chat)
         if kept:
             self.on_phase("save")
@@ -318,7 +333,8 @@ class Asking:
         stream, ids, texts = TextStream(self.session.tokenizer), list[int](), list[str]()
         walked: list[States] = []
         sampler = Sampler(options.temperature, options.seed)
-        answer = decode_(self.model, self.session.working.cache, logits, sampler, limit, walked, lookup)
+        model = self.model.reduced(options.decode_weights)
+        answer = decode_(model, self.session.working.cache, logits, sampler, limit, walked, lookup)
         reason = "stop"
         try:
             while True:

@@ -15,6 +15,7 @@ from kvedit.model import CHUNK_ROWS, Model
 from kvedit.tokenizer import Tokenizer
 
 IntArray = npt.NDArray[np.int64]
+_LEAST = 2  # ids that must agree for a guess, to begin with
 _SURE = 5  # so many ids that agree are as good as any more
 
 
@@ -61,7 +62,8 @@ class Lookup:
     An answer about a document often repeats it. Where the last ids stand in the text already, what
     follows there is guessed; the longer the part that agrees, the more of it. One walk then tells
     how much of the guess the model would have said itself (speculative decoding, arXiv 2211.17192;
-    guesses from the prompt, as in LLMA, arXiv 2304.04487).
+    guesses from the prompt, as in LLMA, arXiv 2304.04487). A guess costs a little even where it is
+    wrong, so after one that was wrong from its first id a longer part must agree.
 
     Args:
         ids: All ids before the answer, `int64 [T + Nq]`.
@@ -71,6 +73,9 @@ class Lookup:
     def __init__(self, ids: IntArray, room: int) -> None:
         self._ids = np.concatenate([ids, np.zeros(room, dtype=np.int64)])
         self._count = len(ids)
+        self._least = _LEAST
+        self._guess: list[int] = []
+        self._guessed_at = self._count
 
     def push(self, token: int) -> None:
         """Add an id that was said."""
@@ -78,8 +83,12 @@ class Lookup:
         self._count += 1
 
     def guess(self, most: int) -> list[int]:
-        """Guess up to `most` ids; none where the last two ids stand nowhere before."""
+        """Guess up to `most` ids; none where the last ids stand nowhere before."""
         ids, last = self._ids, self._count - 1
+        if self._guess:
+            right = ids[self._guessed_at] == self._guess[0] and self._guessed_at < self._count
+            self._least = _LEAST if right else min(self._least + 1, _SURE)
+            self._guess = []
         if most < 1 or last < 2:
             return []
         places = 1 + np.flatnonzero((ids[1:last] == ids[last]) & (ids[: last - 1] == ids[last - 1]))
@@ -92,9 +101,12 @@ class Lookup:
             if not len(longer):
                 break
             places, agreeing = longer, agreeing + 1
+        if agreeing < self._least:
+            return []
         after = int(places[-1]) + 1
-        following: list[int] = ids[after : min(after + min(most, 1 << (agreeing - 1)), last + 1)].tolist()
-        return following
+        self._guess = ids[after : min(after + min(most, 1 << (agreeing - 1)), last + 1)].tolist()
+        self._guessed_at = self._count
+        return self._guess
 
 
 def decode_(

@@ -289,6 +289,7 @@ class Session(Present):
         seed: int = 0,
         keep: bool = True,
         chat: bool = False,
+        decode_weights: str | None = None,
         timings: Timings | None = None,
         on_text: Callable[[str], None] = lambda text: None,
         on_phase: Callable[[str], None] = lambda name: None,
@@ -311,6 +312,8 @@ class Session(Present):
             seed: For sampling and for policies that draw.
             keep: Keep refreshed rows in the session.
             chat: See the conversation, and go on with it.
+            decode_weights: `bf16`, or `int4` for a model that was quantised to 4 bits: decode with
+                weights of fewer bits, on a CPU. Nothing that is kept is computed with them.
             timings: Where to put the phases, if some were measured before.
             on_text: Gets the answer's text as it comes.
             on_phase: Gets the name of each phase as it begins.
@@ -332,6 +335,7 @@ class Session(Present):
             seed=seed,
             keep=keep,
             chat=chat,
+            decode_weights=decode_weights,
             timings=timings,
             on_phase=on_phase,
         )
@@ -355,6 +359,7 @@ class Session(Present):
         seed: int = 0,
         keep: bool = True,
         chat: bool = False,
+        decode_weights: str | None = None,
         timings: Timings | None = None,
         on_phase: Callable[[str], None] = lambda name: None,
     ) -> Answering:
@@ -366,7 +371,9 @@ class Session(Present):
         from kvedit.ask import Answering, Asking, Options
 
         chosen = _budget(budget, Budget.default())
-        options = Options(chosen, policy, executor, max_new_tokens, temperature, seed, keep, chat, support)
+        options = Options(
+            chosen, policy, executor, max_new_tokens, temperature, seed, keep, chat, support, decode_weights
+        )
         options.check()
 
         def tokens() -> Generator[Token, None, Answer]:

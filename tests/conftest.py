@@ -210,8 +210,10 @@ def default_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def default_model(default_folder: Path) -> Model:
-    """The default model, opened once for all tests."""
-    return Model.open(default_folder, device="cpu", stock=True)
+    """The default model, opened once for all tests, as users have it."""
+    model = Model.open(default_folder, device="cpu")
+    model.check()
+    return model.quick()
 
 
 @pytest.fixture(scope="session")

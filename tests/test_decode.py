@@ -118,3 +118,20 @@ def test_a_guess_is_what_followed_the_longest_agreement(ids: list[int], said: li
 def push_all(lookup: Lookup, ids: Iterable[int]) -> None:
     for token in ids:
         lookup.push(token)
+
+
+def test_after_wrong_guesses_a_longer_part_must_agree() -> None:
+    text = np.array([1, 2, 3, 9, 1, 2, 4, 9, 7, 1, 2])
+    lookup = Lookup(text, 20)
+    assert lookup.guess(5) == [4, 9]  # two ids agree
+    lookup.push(8)  # it was wrong
+    lookup.push(1)
+    lookup.push(2)
+    assert lookup.guess(5) == []  # two are too few now
+    for token in (3, 9, 1, 2):
+        lookup.push(token)
+    assert lookup.guess(5) == [4, 9, 7, 1, 2]  # here five agree
+    right = Lookup(text, 20)
+    assert right.guess(5)[0] == 4
+    right.push(4)  # it was right
+    assert right.guess(5) == [9, 7, 1, 2]

@@ -47,6 +47,7 @@ ENCODING_NAMES = (
 """Some, for completion; any name that Python knows will do."""
 DEFAULT_POLICY = "sur-seam"
 RULE_NAMES = ("rows", "window", "units")
+WEIGHT_NAMES = ("bf16", "int4")
 EXECUTOR_NAMES = ("auto", "packed", "interval", "direct", "custom")
 
 

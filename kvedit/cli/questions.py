@@ -10,6 +10,7 @@ import typer
 from kvedit.cli import render
 from kvedit.cli.base import (
     EXECUTOR_NAMES,
+    WEIGHT_NAMES,
     Budget,
     Continue,
     Json,
@@ -51,6 +52,15 @@ def ask(
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     seed: Seed = 0,
+    decode_weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Decode with weights of fewer bits, on a CPU: "
+            f"{', '.join(WEIGHT_NAMES)}. Default: the model's own.",
+            autocompletion=one_of(WEIGHT_NAMES),
+        ),
+    ] = None,
     chat: Continue = False,
     no_keep: Annotated[bool, typer.Option("--no-keep", help="Leave the session as it is.")] = False,
     model: ModelPlace = None,
@@ -76,6 +86,7 @@ def ask(
         "seed": seed,
         "keep": not no_keep,
         "chat": chat or (here.settings.chat and not no_keep),
+        "decode_weights": decode_weights,
     }
     with render.working("Loading the model"):
         from kvedit.ask import Options

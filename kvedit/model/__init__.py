@@ -8,6 +8,7 @@ Prefill is a walk over adjacent rows, packed refresh one over scattered rows.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,6 +100,7 @@ class Model:
         rotary = network.model.rotary_emb
         self.rope = Rope(rotary.inv_freq.float().to(self.device), float(rotary.attention_scaling))
         self.stop_ids = frozenset(stop_ids)
+        self._reduced: dict[str, Model] = {}
 
     @classmethod
     def open(
@@ -148,6 +150,26 @@ class Model:
         if self.spread or isinstance(self.network, light.Network):
             return self
         return self._quick(self.directory, self.dtype_name, self.device) or self
+
+    def reduced(self, weights: str | None) -> Model:
+        """Give a model with weights of fewer bits, for decoding only; itself for `None`.
+
+        Args:
+            weights: By the names of `kvedit.model.reduced.KINDS`.
+
+        Raises:
+            UsageError: They have no meaning, or cannot be had of this model or here.
+        """
+        if weights is None:
+            return self
+        if weights not in self._reduced:
+            from kvedit.model.reduced import reduce
+
+            twin = copy.copy(self)
+            with allocating():
+                twin.network = reduce(self.network, weights)
+            self._reduced = {weights: twin}  # one at a time: memory is dear
+        return self._reduced[weights]
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

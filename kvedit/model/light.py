@@ -8,6 +8,7 @@ gives its modules, so that one walk serves both. On a CPU they are packed: see `
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -53,9 +54,13 @@ class Packed:
 
     Args:
         layers: Whose outputs follow one another.
+
+    Attributes:
+        sizes: Outputs of each layer.
+        bias: Of all of them, or `None`.
     """
 
-    __slots__ = ("_bias", "_weight", "sizes")
+    __slots__ = ("_weight", "bias", "sizes")
 
     def __init__(self, *layers: Linear) -> None:
         self.sizes = [len(layer.weight) for layer in layers]
@@ -65,7 +70,7 @@ class Packed:
             layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias
             for layer in layers
         ]
-        self._bias = None if all(layer.bias is None for layer in layers) else torch.cat(biases)
+        self.bias = None if all(layer.bias is None for layer in layers) else torch.cat(biases)
 
     @staticmethod
     def can_hold(weight: Tensor) -> bool:
@@ -73,10 +78,16 @@ class Packed:
         known = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         return known and weight.device.type == "cpu" and weight.dtype == torch.float32
 
+    @property
+    def weight(self) -> Tensor:
+        """A plain copy of the weights, `[out of all layers, in]`."""
+        plain: Tensor = self._weight.to_dense()
+        return plain
+
     def __call__(self, states: Tensor) -> Tensor:
         """Project `[N, in]` to `[N, out of all layers]`."""
         projected: Tensor = torch.ops.mkldnn._linear_pointwise(
-            states, self._weight, self._bias, "none", [], ""
+            states, self._weight, self.bias, "none", [], ""
         )
         return projected
 
@@ -91,6 +102,8 @@ class RmsNorm:
 
     def __call__(self, states: Tensor) -> Tensor:
         """Norm the last dimension."""
+        if states.dtype == torch.float32:  # the same steps in one call
+            return functional.rms_norm(states, self.weight.shape, self.weight, self.epsilon)
         exact = states.float()
         exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.epsilon)
         return self.weight * exact.to(states.dtype)
@@ -114,6 +127,13 @@ class GatedMlp:
         """Pack the layers."""
         if isinstance(self._expand, tuple) and isinstance(self._down, Linear):
             self._expand, self._down = Packed(*self._expand), Packed(self._down)
+
+    def remade(self, make: Callable[[Packed], Packed]) -> GatedMlp:
+        """Give a copy with each packed layer made anew."""
+        twin = copy.copy(self)
+        if isinstance(self._expand, Packed) and isinstance(self._down, Packed):
+            twin._expand, twin._down = make(self._expand), make(self._down)
+        return twin
 
     def __call__(self, states: Tensor) -> Tensor:
         """Map `[N, hidden]` to `[N, hidden]`."""
@@ -145,6 +165,13 @@ class Attention:
         """Pack the layers."""
         if isinstance(self._parts, list) and isinstance(self.o_proj, Linear):
             self._parts, self.o_proj = Packed(*self._parts), Packed(self.o_proj)
+
+    def remade(self, make: Callable[[Packed], Packed]) -> Attention:
+        """Give a copy with each packed layer made anew."""
+        twin = copy.copy(self)
+        if isinstance(self._parts, Packed) and isinstance(self.o_proj, Packed):
+            twin._parts, twin.o_proj = make(self._parts), make(self.o_proj)
+        return twin
 
     def project(self, states: Tensor) -> list[Tensor]:
         """Project `[N, hidden]` to queries, keys and values, each `[N, heads * D]`, without norms."""

@@ -1,0 +1,115 @@
+"""Weights of fewer bits, for decoding only: a step of decoding mostly waits for weights to come from memory.
+
+Keys and values of document and question are not touched: they are computed with the model's own weights.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from kvedit.errors import UsageError
+from kvedit.model.light import Linear, Network, Packed
+
+KINDS = ("bf16", "int4")
+GROUP = 32
+"""Weights that share a scale and a zero, as in the 4-bit formats of GGUF."""
+_NEAR = 0.02  # of a step: what 16 bits round weights that were of 4 bits by, and some more
+_REMEDY = "Leave --decode-weights out."
+
+
+class Packed16(Packed):
+    """Packed layers in bfloat16."""
+
+    __slots__ = ()
+
+    def __init__(self, layer: Packed) -> None:
+        super().__init__(
+            Linear(layer.weight.bfloat16(), None if layer.bias is None else layer.bias.bfloat16())
+        )
+        self.sizes = layer.sizes
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Project `float32 [N, in]` to `float32 [N, out of all layers]`."""
+        return super().__call__(states.bfloat16()).float()
+
+
+class Packed4(Packed):
+    """Packed layers whose weights are numbers of 4 bits, `scale * (q - 8) + zero` in groups of 32 inputs.
+
+    Args:
+        layer: Whose weights are all such numbers, as those of a checkpoint that was quantised to 4 bits.
+        numbers: Its q, `int32 [out, in]`.
+        scales: Scale and zero of each group, `float32 [in / 32, out, 2]`.
+    """
+
+    __slots__ = ("_scales",)
+
+    def __init__(self, layer: Packed, numbers: Tensor, scales: Tensor) -> None:
+        self.sizes, self.bias = layer.sizes, layer.bias
+        self._weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
+        self._scales = scales.bfloat16()
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Project `float32 [N, in]` to `float32 [N, out of all layers]`."""
+        projected: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            states.bfloat16(), self._weight, GROUP, self._scales
+        ).float()
+        return projected if self.bias is None else projected + self.bias
+
+
+def reduce(network: Network, kind: str) -> Network:
+    """Give a copy of a network with weights of fewer bits.
+
+    Args:
+        network: Packed.
+        kind: `bf16`; or `int4`, for weights that are numbers of 4 bits, with `bf16` for the others.
+
+    Raises:
+        UsageError: It has no meaning, or cannot be done with this model or here.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"There are no decode weights '{kind}'.", f"Choose one of {', '.join(KINDS)}.")
+    if not getattr(network, "packed", False) or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise UsageError("Decode weights can be reduced in float32 on a CPU that knows bfloat16.", _REMEDY)
+    quantised = 0
+
+    def made(layer: Packed) -> Packed:
+        nonlocal quantised
+        found = quantise(layer.weight) if kind == "int4" else None
+        quantised += found is not None
+        return Packed16(layer) if found is None else Packed4(layer, *found)
+
+    twin = copy.copy(network)
+    twin.model = copy.copy(network.model)
+    twin.model.layers = []
+    for layer in network.model.layers:
+        other = copy.copy(layer)
+        other.self_attn, other.mlp = layer.self_attn.remade(made), layer.mlp.remade(made)
+        twin.model.layers.append(other)
+    if kind == "int4" and not quantised:
+        raise UsageError("The weights of this model are not of 4 bits.", "Use --decode-weights bf16.")
+    if isinstance(network.lm_head, Packed):
+        twin.lm_head = made(network.lm_head)
+    return twin
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Find the numbers of 4 bits that weights `[out, in]` are; `None` where they are none.
+
+    Returns:
+        As `Packed4` takes them.
+    """
+    rows, width = weight.shape
+    if width % GROUP or rows % 16:  # what the kernel takes
+        return None
+    groups = weight.view(rows, -1, GROUP)
+    least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    step = ((most - least) / 15).clamp_min(1e-12)
+    numbers = ((groups - least) / step).round_()
+    if not bool(((numbers * step + least - groups).abs() <= _NEAR * step).all()):
+        return None
+    scales = torch.cat([step, least + 8 * step], dim=-1).transpose(0, 1).contiguous()
+    return numbers.view(rows, width).int(), scales
