@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -223,7 +224,7 @@ def agreement(bench: Bench, weights: str, wanted: int, on_count: Callable[[int],
         logits, _ = prefill_question_(model, cache, asking)
         start, walked = cache.length, list[States]()
         said = list(decode_(model, cache, logits, Sampler(0, 0), LONGEST, walked))
-        for row, (token, after) in enumerate(zip(said, said[1:], strict=False), start):
+        for row, (token, after) in enumerate(pairwise(said), start):
             hidden = reduced.walk(torch.tensor([token]), slice(row, row + 1), cache).hidden
             same += int(reduced.logits(hidden)[0].argmax()) == after
             count += 1

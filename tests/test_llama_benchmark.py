@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from conftest import save_tiny
 
+from kvedit.model import Model
+
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ["prefill-512", "prefill-4096", "decode", "decode-quoting", "first-token"]
 STAND_IN = '''
@@ -110,7 +112,7 @@ def test_ratios_are_those_of_the_samples(
     assert record["machine"]["llama_cpp"] == "0.0.stand-in"
 
 
-def test_weights_that_are_not_reduced_agree_always(
+def test_the_same_weights_agree_always_and_others_do_not(
     benchmark: Any, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = benchmark.Bench(tmp_path / "home", benchmark.document(), 700, tiny_folder)
@@ -119,6 +121,12 @@ def test_weights_that_are_not_reduced_agree_always(
     found = benchmark.agreement(bench, "float32", 200, counts.append)
     assert (found["share"], found["met"]) == (1.0, True)
     assert found["tokens"] == counts[-1] >= 200 > counts[-2]
+
+    other = Model.open(save_tiny(tmp_path / "other", "llama", seed=1), device="cpu")
+    monkeypatch.setattr(type(bench.model), "reduced", lambda model, weights: other)
+    found = benchmark.agreement(bench, "another", 200, counts.append)
+    assert found["share"] < 0.5
+    assert not found["met"]
 
 
 def test_without_llama_cpp_it_says_how_to_get_it(
