@@ -122,4 +122,4 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Make a tensor of zeros; on a CPU from pages that the system fills when they are first written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(shape, dtype=f"i{dtype.itemsize}")).view(dtype)
+    return torch.from_numpy(np.zeros(shape, dtype=f"i{dtype.itemsize}")).view(dtype).to(device)

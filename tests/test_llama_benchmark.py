@@ -87,7 +87,7 @@ def test_ratios_are_those_of_the_samples(
 ) -> None:
     llama_cpp.write_text(STAND_IN)
     options = ["--gguf", "any.gguf", "--model", str(tiny_folder), "--tokens", "700", "--rounds", "2"]
-    run(benchmark, monkeypatch, *options, "--agreement-tokens", "150")
+    run(benchmark, monkeypatch, *options, "--agreement-tokens", "150", "--decode-weights", "bf16")
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines[:-1])) <= 80
     record = json.loads(lines[-1])

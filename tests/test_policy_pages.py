@@ -152,7 +152,7 @@ def scene() -> Evidence:
     size = len(VOCABULARY)
     axes = torch.cat([torch.eye(size), -torch.eye(size)])  # so that the mean is 0
     model: Any = SimpleNamespace(
-        device="cpu",
+        device=torch.device("cpu"),
         layers=2,
         embed=lambda ids: axes[ids],
         mean_embedding=axes.mean(0),
@@ -162,7 +162,7 @@ def scene() -> Evidence:
     past = spell(*WORDS[:4], "Old", "code", ".", *WORDS[4:])
     return Evidence(
         model=model,
-        cache=KVCache(2, 1, 13, 2, dtype=torch.float32, device="cpu"),
+        cache=KVCache(2, 1, 13, 2, dtype=torch.float32, device=torch.device("cpu")),
         ids=spell(*WORDS),
         unit=np.repeat([0, 1, 2], [4, 4, 5]),
         units=3,
@@ -201,7 +201,7 @@ def of_cacheblend() -> Evidence:
 
 
 def of_oracle() -> Evidence:
-    held, clean = (KVCache(2, 1, 4, 1, dtype=torch.float32, device="cpu") for _ in range(2))
+    held, clean = (KVCache(2, 1, 4, 1, dtype=torch.float32, device=torch.device("cpu")) for _ in range(2))
     clean.keys.fill_(2)
     clean.values.fill_(1)
     held.keys[1, 0, :, 0] = torch.tensor([2.0, 2, 1, 2])

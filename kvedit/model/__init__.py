@@ -26,6 +26,7 @@ from kvedit.mapped import release
 from kvedit.memory import allocating
 from kvedit.model import fingerprint, light, recipe
 from kvedit.model.attention import Attend, choose, masked
+from kvedit.model.light import TABLE_ROWS
 from kvedit.model.template import layout
 from kvedit.prompt import Prompt
 from kvedit.rope import Rope, rotate
@@ -180,9 +181,10 @@ class Model:
     def mean_embedding(self) -> Tensor:
         """The mean of the whole vocabulary's input embeddings, `float32 [hidden]`."""
         table: Tensor = self.network.model.embed_tokens.weight
-        mean = table.mean(dim=0, dtype=torch.float32)
+        # In parts: a sum in another dtype copies what it sums.
+        sums = [part.sum(dim=0, dtype=torch.float32) for part in torch.split(table, TABLE_ROWS)]
         release(table)
-        return mean
+        return torch.stack(sums).sum(dim=0) / len(table)
 
     @property
     def tied(self) -> bool:

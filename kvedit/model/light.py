@@ -9,7 +9,7 @@ gives its modules, so that one walk serves both. On a CPU they are packed: see `
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +29,8 @@ _PREFIXES = ("model.", "lm_head.")  # some folders hold the weights twice, under
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 _AT_ONCE = 16
 _PACKED_ROWS = 16  # what oneDNN is told to lay out for; the same layout is best for 4 rows and for 256
+TABLE_ROWS = 8192
+"""Of a table of the vocabulary, rows that are converted at once: the table is the largest of all weights."""
 Tensors = Callable[[str], "Tensor | None"]
 """Gives a tensor by its name, or `None` where there is none."""
 
@@ -90,6 +92,19 @@ class Packed:
             states, self._weight, self.bias, "none", [], ""
         )
         return projected
+
+
+class Parts:
+    """A large layer as packed layers whose outputs follow one another, so that none of them is held twice."""
+
+    __slots__ = ("layers",)
+
+    def __init__(self, layers: Sequence[Packed]) -> None:
+        self.layers = layers
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Project `[N, in]` to `[N, out of all layers]`."""
+        return torch.cat([layer(states) for layer in self.layers], dim=-1)
 
 
 class RmsNorm:
@@ -258,11 +273,18 @@ class Network:
         self.recipe = recipe
 
     @cached_property
-    def lm_head(self) -> Linear | Packed:
+    def lm_head(self) -> Linear | Parts:
         """The output layer."""
-        made = Linear(self._output.weight.to(self.dtype), self._output.bias)
-        release(self._output.weight)
-        return Packed(made) if self.packed else made
+        weight, bias = self._output.weight, self._output.bias
+        if not self.packed:
+            return Linear(weight.to(self.dtype), bias)
+        parts: list[Packed] = []
+        for first in range(0, len(weight), TABLE_ROWS):
+            rows = slice(first, first + TABLE_ROWS)
+            parts.append(Packed(Linear(weight[rows].to(self.dtype), None if bias is None else bias[rows])))
+            release(weight)
+        trim()
+        return Parts(parts)
 
 
 def read(

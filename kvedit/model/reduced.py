@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvedit.errors import UsageError
-from kvedit.model.light import Linear, Network, Packed
+from kvedit.model.light import Linear, Network, Packed, Parts
 
 KINDS = ("bf16", "int4")
 GROUP = 32
@@ -91,8 +91,8 @@ def reduce(network: Network, kind: str) -> Network:
         twin.model.layers.append(other)
     if kind == "int4" and not quantised:
         raise UsageError("The weights of this model are not of 4 bits.", "Use --decode-weights bf16.")
-    if isinstance(network.lm_head, Packed):
-        twin.lm_head = made(network.lm_head)
+    if isinstance(network.lm_head, Parts):
+        twin.lm_head = Parts([made(layer) for layer in network.lm_head.layers])
     return twin
 
 
