@@ -67,6 +67,7 @@ class _Repl:
     def __init__(self, history: bool) -> None:
         self._interrupted = -_TWICE_S
         self._opening = False  # the session, which is quick
+        self._inside = False  # what Ctrl-C may end
         self._again = False  # whether the next SIGINT is one that was put off
         self._leave = False
         self._history = history
@@ -140,16 +141,20 @@ class _Repl:
     def _interruptible(self) -> Iterator[None]:
         """Go on after Ctrl-C, unless it was the second within a second."""
         try:
+            self._inside = True
             yield
         except KeyboardInterrupt:
+            self._inside = False
             render.say("Interrupted; the session is intact.")
+        finally:
+            self._inside = False
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Take SIGINT. A library that was stopped while it is imported cannot be imported again."""
+        """Take SIGINT, or put it off: a library that is stopped in its import cannot be imported again."""
         if not self._again:
             self._note_interrupt()
         self._again = False
-        if self._leave or not (self._opening or _is_importing(frame)):
+        if self._leave or (self._inside and not self._opening and not _is_importing(frame)):
             raise KeyboardInterrupt
         threading.Timer(_LATER_S, self._stop_later).start()
 
