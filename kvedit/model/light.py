@@ -29,7 +29,7 @@ _PREFIXES = ("model.", "lm_head.")  # some folders hold the weights twice, under
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 _AT_ONCE = 16
 _PACKED_ROWS = 16  # what oneDNN is told to lay out for; the same layout is best for 4 rows and for 256
-TABLE_ROWS = 8192
+TABLE_ROWS = 4096
 """Of a table of the vocabulary, rows that are converted at once: the table is the largest of all weights."""
 Tensors = Callable[[str], "Tensor | None"]
 """Gives a tensor by its name, or `None` where there is none."""
@@ -283,7 +283,7 @@ class Network:
             rows = slice(first, first + TABLE_ROWS)
             parts.append(Packed(Linear(weight[rows].to(self.dtype), None if bias is None else bias[rows])))
             release(weight)
-        trim()
+            trim()
         return Parts(parts)
 
 
