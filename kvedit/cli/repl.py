@@ -68,7 +68,8 @@ class _Repl:
         self._interrupted = -_TWICE_S
         self._opening = False  # the session, which is quick
         self._inside = False  # what Ctrl-C may end
-        self._again = False  # whether the next SIGINT is one that was put off
+        self._put_off = False  # a SIGINT that is still to come again
+        self._again = False  # whether the next SIGINT is that one
         self._leave = False
         self._history = history
 
@@ -108,6 +109,7 @@ class _Repl:
 
     def _read(self, ask: Callable[[], str]) -> str | None:
         """Give what was typed, nothing after Ctrl-C, `None` at the end of the input."""
+        self._put_off = False  # what it was to stop is over
         try:
             return ask()
         except Abandoned as abandoned:
@@ -156,11 +158,13 @@ class _Repl:
         self._again = False
         if self._leave or (self._inside and not self._opening and not _is_importing(frame)):
             raise KeyboardInterrupt
+        self._put_off = True
         threading.Timer(_LATER_S, self._stop_later).start()
 
     def _stop_later(self) -> None:
-        self._again = True
-        signal.raise_signal(signal.SIGINT)
+        if self._put_off:
+            self._put_off, self._again = False, True
+            signal.raise_signal(signal.SIGINT)
 
     def _note_interrupt(self) -> None:
         self._leave = self._leave or clock() - self._interrupted < _TWICE_S
