@@ -39,21 +39,27 @@ class Packed16(Packed):
 class Packed4(Packed):
     """Packed layers whose weights are numbers of 4 bits, `scale * (q - 8) + zero` in groups of 32 inputs.
 
+    The kernel's time grows with the rows, so several rows, as when guesses are looked at, take the same
+    weights in bfloat16.
+
     Args:
         layer: Whose weights are all such numbers, as those of a checkpoint that was quantised to 4 bits.
         numbers: Its q, `int32 [out, in]`.
         scales: Scale and zero of each group, `float32 [in / 32, out, 2]`.
     """
 
-    __slots__ = ("_scales",)
+    __slots__ = ("_many", "_scales")
 
     def __init__(self, layer: Packed, numbers: Tensor, scales: Tensor) -> None:
         self.sizes, self.bias = layer.sizes, layer.bias
         self._weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
         self._scales = scales.bfloat16()
+        self._many = Packed16(layer)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Project `float32 [N, in]` to `float32 [N, out of all layers]`."""
+        if len(states) > 1:
+            return self._many(states)
         projected: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             states.bfloat16(), self._weight, GROUP, self._scales
         ).float()
