@@ -15,7 +15,7 @@ from kvedit.decode import Lookup, Sampler, TextStream, decode_, prefill_question
 from kvedit.errors import UsageError
 from kvedit.memory import check_memory
 from kvedit.model import CHUNK_ROWS
-from kvedit.model.reduced import KINDS
+from kvedit.model.reduced import check_kind
 from kvedit.policies import PROBES, Evidence, Past, Policy, policy_named
 from kvedit.present import Present
 from kvedit.prompt import check_context
@@ -68,10 +68,8 @@ class Options:
             raise UsageError(
                 "A conversation goes on only if it is kept.", "Leave --no-keep out, or --continue."
             )
-        if self.decode_weights is not None and self.decode_weights not in KINDS:
-            raise UsageError(
-                f"There are no decode weights '{self.decode_weights}'.", f"Choose one of {', '.join(KINDS)}."
-            )
+        if self.decode_weights is not None:
+            check_kind(self.decode_weights)
         if self.support is not None and self.support not in RULES:
             raise UsageError(
                 f"There is no support rule '{self.support}'.", f"Choose one of {', '.join(RULES)}."

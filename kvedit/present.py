@@ -156,9 +156,8 @@ class Present:
                 f"{getattr(error, 'strerror', None) or error}.",
                 "Give its folder with --model.",
             ) from None
-        model = Model.open(directory, device=record.device, dtype=record.dtype)
-        model.check()  # it has passed, but the versions of the libraries may be others since
-        return model.quick()
+        # It was admitted at load, but the versions of the libraries may be others since.
+        return Model.admit(directory, device=record.device, dtype=record.dtype)
 
     def use_model(self, model: Model) -> None:
         """Give the session the model that computed its rows.

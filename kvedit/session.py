@@ -119,9 +119,7 @@ class Session(Present):
             called, directory = str(model.directory), model.directory
         else:
             directory, called = resolve(model, report), model
-            model = Model.open(directory, device=device, dtype=dtype)
-            model.check()
-            model = model.quick()
+            model = Model.admit(directory, device=device, dtype=dtype)
         timings.add("load", clock() - start)
         directory = directory.resolve()
         record = ModelRecord(

@@ -55,9 +55,7 @@ class Worker:
         torch.set_num_threads(threads)
         ours = config["model"]
         try:
-            self.model = Model.open(resolve(name), device=device, dtype=ours["dtype"])
-            self.model.check()
-            self.model = self.model.quick()
+            self.model = Model.admit(resolve(name), device=device, dtype=ours["dtype"])
         except KveditError as error:
             return Refused(error.fact, error.remedy)
         self.clean: Clean | None = None

@@ -373,6 +373,4 @@ def open_model(name: str, device: str, dtype: str) -> Model:
         from kvedit.model import Model
         from kvedit.model.resolve import resolve
 
-        opened = Model.open(resolve(name, say), device=device, dtype=dtype)
-        opened.check()
-        return opened.quick()
+        return Model.admit(resolve(name, say), device=device, dtype=dtype)

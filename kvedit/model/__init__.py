@@ -136,6 +136,13 @@ class Model:
         return cls(directory, network, tokenizer, _stop_ids(network, template), parts)
 
     @classmethod
+    def admit(cls, directory: Path, *, device: str = "auto", dtype: str = "auto") -> Model:
+        """Open a checkpoint, check it, and give it as it is opened from then on; raises as both do."""
+        model = cls.open(directory, device=device, dtype=dtype)
+        model.check()
+        return model.quick()
+
+    @classmethod
     def _quick(cls, directory: Path, kind: str, place: torch.device) -> Model | None:
         """Read a checkpoint by its recipe; `None` where it has none for that dtype and device."""
         known = recipe.find(directory)

@@ -66,6 +66,12 @@ class Packed4(Packed):
         return projected if self.bias is None else projected + self.bias
 
 
+def check_kind(kind: str) -> None:
+    """Raise `UsageError` where there are no decode weights of that name."""
+    if kind not in KINDS:
+        raise UsageError(f"There are no decode weights '{kind}'.", f"Choose one of {', '.join(KINDS)}.")
+
+
 def reduce(network: Network, kind: str) -> Network:
     """Give a copy of a network with weights of fewer bits.
 
@@ -76,8 +82,7 @@ def reduce(network: Network, kind: str) -> Network:
     Raises:
         UsageError: It has no meaning, or cannot be done with this model or here.
     """
-    if kind not in KINDS:
-        raise UsageError(f"There are no decode weights '{kind}'.", f"Choose one of {', '.join(KINDS)}.")
+    check_kind(kind)
     if not getattr(network, "packed", False) or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise UsageError("Decode weights can be reduced in float32 on a CPU that knows bfloat16.", _REMEDY)
     quantised = 0
