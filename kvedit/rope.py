@@ -27,32 +27,30 @@ class Rope:
     attention_scaling: float
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Give cosine and sine of `positions` `int64 [N]`, each `[N, R]` in `dtype`."""
+        """Give cosine and sine of positions `int64 [N]` as `rotate` takes them, `[N, R]` in `dtype`."""
         half = positions[:, None].float() * self.inverse_frequencies
-        angle = torch.cat((half, half), dim=-1)
-        cos, sin = angle.cos() * self.attention_scaling, angle.sin() * self.attention_scaling
-        return cos.to(dtype), sin.to(dtype)
+        cos, sin = half.cos() * self.attention_scaling, half.sin() * self.attention_scaling
+        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
-    """Rotate queries or keys `[..., N, D]` by the angles of their rows.
+    """Rotate queries or keys by the angles of their rows.
 
     The two halves of the R dimensions that turn are the two parts of each complex number, as in
     the Llama code of transformers, whose every rounding this repeats: the result is bit for bit
     the same. The other dimensions stay as they are.
 
     Args:
-        states: `[..., N, D]`, before RoPE.
-        cos: `[N, R]`, with R up to D.
-        sin: `[N, R]`.
+        states: `[..., D]`, before RoPE.
+        cos: `[..., R]`, with R up to D; broadcast to the states.
+        sin: `[..., R]`, negated in its first half.
         out: Where to put the result; not `states`.
     """
     turned = cos.shape[-1]
-    half = turned // 2
     out = torch.empty_like(states) if out is None else out
-    torch.mul(states[..., :turned], cos, out=out[..., :turned])
-    out[..., :half] -= states[..., half:turned] * sin[:, :half]
-    out[..., half:turned] += states[..., :half] * sin[:, half:]
+    part = states[..., :turned]
+    swapped = torch.roll(part, turned // 2, -1)
+    torch.mul(part, cos, out=out[..., :turned]).add_(swapped.mul_(sin))
     if turned < states.shape[-1]:
         out[..., turned:] = states[..., turned:]
     return out

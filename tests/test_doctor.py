@@ -115,7 +115,10 @@ def test_a_refresh_that_leaves_a_row_out_fails(
 def test_states_that_see_too_much_fail(
     home: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvedit.model.attention._mask", lambda *given: None)
+    def all_seen(rows: torch.Tensor, limit: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(1, 1, len(rows), limit, dtype=dtype)
+
+    monkeypatch.setattr("kvedit.model.attention._mask", all_seen)
     assert "forward pass" in failed(checkpoints["llama"])
 
 

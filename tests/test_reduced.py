@@ -53,7 +53,7 @@ def test_other_weights_are_not_taken_for_such_numbers(change: str) -> None:
 
 
 @pytest.mark.parametrize("biases", [False, True])
-@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("rows", [1, 4, 9])
 def test_layers_of_fewer_bits_give_nearly_the_same(biases: bool, rows: int) -> None:
     weight, _ = of_four_bits(64, 128)
     bias = torch.linspace(-1, 1, 64) if biases else None
@@ -64,7 +64,6 @@ def test_layers_of_fewer_bits_give_nearly_the_same(biases: bool, rows: int) -> N
     assert found is not None
     wanted = states @ weight.T + (0 if bias is None else bias)
     for reduced in (Packed16(layer), Packed4(layer, *found)):
-        assert reduced.sizes == [64]
         given = reduced(states)
         assert given.dtype == torch.float32
         assert not torch.equal(given, wanted)  # it does have fewer bits

@@ -283,27 +283,29 @@ class Model:
         _check_rows(count, rows, cache)
         place = rows if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop)
         there = sent(place, self.device)
-        cos, sin = self.rope.angles(there, self.dtype)
+        cos, sin = (part[:, None] for part in self.rope.angles(there, self.dtype))
         prepare = choose(rows, count, self.device) if attend is None else attend
         mix = prepare(cache, place, self.scaling)
         target = rows if isinstance(rows, slice) else there
         depth = self.layers if layers is None else layers
         keys = torch.empty((depth, self.heads, count, self.width), dtype=self.dtype, device=self.device)
         values = torch.empty_like(keys)
+        queries = self.groups * self.heads
         hidden = self.embed(ids)
         for layer, module in enumerate(network.layers[:depth]):
             attention = module.self_attn
             normed = module.input_layernorm(hidden)
-            query, keys[layer], values[layer] = self._project(attention, normed)
-            cache.scatter_(layer, target, rotate(keys[layer], cos, sin), values[layer])
+            turning, standing = self._project(attention, normed)
+            turned = rotate(turning, cos, sin).transpose(0, 1)
+            keys[layer], values[layer] = turning[:, queries:].transpose(0, 1), standing.transpose(0, 1)
+            cache.scatter_(layer, target, turned[queries:], values[layer])
+            query = turned[:queries]
             if layer == depth - 1 and outputs < count:
                 done = count - outputs
-                hidden, cos, sin = (part[done:] for part in (hidden, cos, sin))
-                query = query[:, done:]
+                hidden, query = hidden[done:], query[:, done:]
                 if not outputs:
                     break
                 mix = (attend or masked)(cache, place[done:], self.scaling)
-            query = rotate(query.to(self.device), cos, sin)
             on_query(layer, query)
             mixed = attention.o_proj(mix(layer, query))
             hidden = hidden.to(mixed.device) + mixed
@@ -349,20 +351,23 @@ class Model:
         self.compare().check()
         stock.remember(self)
 
-    @staticmethod
-    def _project(attention: Any, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project to normed queries, keys and values, `[N, hidden] -> [heads, N, D]`."""
+    def _project(self, attention: Any, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Project `[N, hidden]` to what turns and what does not.
+
+        Returns:
+            Normed queries and keys before RoPE, `[N, Hq + H, D]`, and values, `[N, H, D]`; both on the
+            model's device.
+        """
         if isinstance(attention, light.Attention):
-            parts = attention.project(normed)
+            turning, values = attention.project(normed)
         else:
-            parts = [getattr(attention, f"{part}_proj")(normed) for part in "qkv"]
-        norms = (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None), None)
-        heads = (states.view(len(normed), -1, attention.head_dim) for states in parts)
-        query, keys, values = (
-            (states if norm is None else norm(states)).transpose(0, 1)
-            for states, norm in zip(heads, norms, strict=True)
-        )
-        return query, keys, values
+            query, keys, values = (
+                getattr(attention, f"{part}_proj")(normed).view(len(normed), -1, self.width) for part in "qkv"
+            )
+            if getattr(attention, "q_norm", None) is not None:
+                query, keys = attention.q_norm(query), attention.k_norm(keys)
+            turning = torch.cat((query, keys), dim=1)
+        return turning.to(self.device), values.to(self.device)
 
 
 def _check_rows(count: int, rows: slice | Tensor, cache: KVCache) -> None:

@@ -154,11 +154,13 @@ def _check_rotation(network: Any) -> None:
     source = torch.Generator().manual_seed(0)
     states = torch.randn(2, 3, turned, generator=source)
     half = torch.randn(3, turned // 2, generator=source)
-    cos = torch.cat((half, half), dim=-1)
-    sin = cos.flip(0)
+    other = half.flip(0)
+    cos, sin, own_sin = (
+        torch.cat(parts, dim=-1) for parts in ((half, half), (-other, other), (other, other))
+    )
     try:
         same = torch.equal(
-            own(states[None], states[None], cos[None], sin[None])[1][0], rotate(states, cos, sin)
+            own(states[None], states[None], cos[None], own_sin[None])[1][0], rotate(states, cos, sin)
         )
     except (RuntimeError, TypeError, ValueError):
         same = False

@@ -59,51 +59,63 @@ def cut(rows: list[int]) -> list[tuple[int, int]]:
 def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     """Attend in blocks, each reading keys up to its last row under a mask.
 
-    The query heads of a group share their keys, which are not copied. Where one block has all rows, the
-    members of a group are handed over as rows of one head, so that keys are read once, and each member has
-    a mask of its own. Masks of many blocks would take much memory: there the members are a batch of views
-    of the same keys, and share the mask.
+    The query heads of a group share their keys, which are not copied: the members of a group are a batch of
+    views of the same keys, and share the mask.
     """
     rows = place.tolist()
     blocks = [(first, last, rows[last - 1] + 1) for first, last in cut(rows)]
-    folded = len(blocks) == 1
-    masks: list[Tensor | None] | None = None  # made in the first layer, which knows the dtype
+    if len(blocks) == 1:
+        return _folded(cache, place, scaling)
+    there = sent(place, cache.keys.device)
+    masks = [
+        None if last - first == 1 else _mask(there[first:last], limit, cache.keys.dtype)
+        for first, last, limit in blocks
+    ]
 
     def mix(layer: int, query: Tensor) -> Tensor:
-        nonlocal masks
         heads, width = cache.keys.shape[1], query.shape[-1]
         groups = len(query) // heads
-        if masks is None:
-            there = sent(place, query.device)
-            times = groups if folded else 1
-            masks = [_mask(there[first:last], limit, query.dtype, times) for first, last, limit in blocks]
         mixed = []
         for (first, last, limit), mask in zip(blocks, masks, strict=True):
-            part, keys, values = (
-                query[:, first:last],
-                cache.keys[layer, :, :limit],
-                cache.values[layer, :, :limit],
+            part = query[:, first:last].view(heads, groups, -1, width).transpose(0, 1)
+            keys, values = (
+                each[layer, :, :limit].expand(groups, -1, -1, -1) for each in (cache.keys, cache.values)
             )
-            if folded:
-                part, keys, values = part.reshape(1, heads, -1, width), keys[None], values[None]
-            else:
-                part = part.view(heads, groups, -1, width).transpose(0, 1)
-                keys, values = (each.expand(groups, -1, -1, -1) for each in (keys, values))
             found = functional.scaled_dot_product_attention(part, keys, values, attn_mask=mask, scale=scaling)
             mixed.append(found.transpose(0, 1).reshape(len(query), -1, width))
-        joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
-        return joined.transpose(0, 1).flatten(1)
+        return torch.cat(mixed, dim=1).transpose(0, 1).flatten(1)
 
     return mix
 
 
-def _mask(rows: Tensor, limit: int, dtype: torch.dtype, times: int) -> Tensor | None:
-    """What is added to scores, `[1, 1, times * N, limit]`; `None` where the row sees all keys."""
-    if len(rows) == 1:
-        return None
+def _folded(cache: KVCache, place: Tensor, scaling: float) -> Mix:
+    """Attend in one block; the members of a group are rows of one head, so that keys are read once.
+
+    Each member has a mask of its own, which would take much memory for many blocks.
+    """
+    limit, heads = int(place[-1]) + 1, cache.keys.shape[1]
+    keys, values = (part[:, None, :, :limit].unbind() for part in (cache.keys, cache.values))
+    mask: Tensor | None = None
+
+    def mix(layer: int, query: Tensor) -> Tensor:
+        nonlocal mask
+        groups, width = len(query) // heads, query.shape[-1]
+        if mask is None and len(place) > 1:  # only now are the groups known
+            mask = _mask(sent(place, query.device), limit, query.dtype).repeat(1, 1, groups, 1)
+        part = query.reshape(1, heads, -1, width)
+        mixed = functional.scaled_dot_product_attention(
+            part, keys[layer], values[layer], attn_mask=mask, scale=scaling
+        )
+        return mixed.reshape(len(query), -1, width).transpose(0, 1).flatten(1)
+
+    return mix
+
+
+def _mask(rows: Tensor, limit: int, dtype: torch.dtype) -> Tensor:
+    """What is added to scores, `[1, 1, N, limit]`."""
     unseen = torch.arange(limit, device=rows.device) > rows[:, None]
     mask = torch.zeros(unseen.shape, dtype=dtype, device=rows.device)
-    return mask.masked_fill_(unseen, float("-inf")).repeat(times, 1)[None, None]
+    return mask.masked_fill_(unseen, float("-inf"))[None, None]
 
 
 def adjacent(cache: KVCache, place: Tensor, scaling: float) -> Mix:

@@ -58,14 +58,12 @@ class Packed:
         layers: Whose outputs follow one another.
 
     Attributes:
-        sizes: Outputs of each layer.
         bias: Of all of them, or `None`.
     """
 
-    __slots__ = ("_weight", "bias", "sizes")
+    __slots__ = ("_weight", "bias")
 
     def __init__(self, *layers: Linear) -> None:
-        self.sizes = [len(layer.weight) for layer in layers]
         joined = layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers])
         self._weight = torch.ops.mkldnn._reorder_linear_weight(joined, _PACKED_ROWS)
         biases = [
@@ -156,7 +154,7 @@ class GatedMlp:
             gate, up = self._expand(states).chunk(2, dim=-1)
         else:
             gate, up = (part(states) for part in self._expand)
-        return self._down(functional.silu(gate) * up)
+        return self._down(functional.silu(gate).mul_(up))
 
 
 class Attention:
@@ -172,6 +170,8 @@ class Attention:
         self, recipe: Recipe, linear: Callable[[str], Linear], norm: Callable[[str], RmsNorm]
     ) -> None:
         self.head_dim, self.scaling = recipe.width, recipe.scaling
+        self._queries = recipe.heads * recipe.groups
+        self._turning = self._queries + recipe.heads
         self._parts: list[Linear] | Packed = [linear(f"{part}_proj") for part in "qkv"]
         self.o_proj: Linear | Packed = linear("o_proj")
         self.q_norm, self.k_norm = (norm(f"{part}_norm") if recipe.head_norms else None for part in "qk")
@@ -188,11 +188,18 @@ class Attention:
             twin._parts, twin.o_proj = make(self._parts), make(self.o_proj)
         return twin
 
-    def project(self, states: Tensor) -> list[Tensor]:
-        """Project `[N, hidden]` to queries, keys and values, each `[N, heads * D]`, without norms."""
+    def project(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Project `[N, hidden]` to normed queries and keys, `[N, Hq + H, D]`, and values, `[N, H, D]`."""
         if isinstance(self._parts, Packed):
-            return list(torch.split(self._parts(states), self._parts.sizes, dim=-1))
-        return [part(states) for part in self._parts]
+            together = self._parts(states)
+        else:
+            together = torch.cat([part(states) for part in self._parts], dim=-1)
+        heads = together.view(len(states), -1, self.head_dim)
+        turning, values = heads[:, : self._turning], heads[:, self._turning :]
+        if self.q_norm is not None and self.k_norm is not None:
+            query, keys = turning[:, : self._queries], turning[:, self._queries :]
+            turning = torch.cat((self.q_norm(query), self.k_norm(keys)), dim=1)
+        return turning, values
 
 
 class Network:

@@ -16,6 +16,7 @@ from kvedit.model.light import Linear, Network, Packed, Parts
 KINDS = ("bf16", "int4")
 GROUP = 32
 """Weights that share a scale and a zero, as in the 4-bit formats of GGUF."""
+_INT4_ROWS = 4  # what the kernel unpacks a weight for once
 _NEAR = 0.02  # of a step: what 16 bits round weights that were of 4 bits by, and some more
 _REMEDY = "Leave --decode-weights out."
 
@@ -29,7 +30,6 @@ class Packed16(Packed):
         super().__init__(
             Linear(layer.weight.bfloat16(), None if layer.bias is None else layer.bias.bfloat16())
         )
-        self.sizes = layer.sizes
 
     def __call__(self, states: Tensor) -> Tensor:
         """Project `float32 [N, in]` to `float32 [N, out of all layers]`."""
@@ -39,7 +39,7 @@ class Packed16(Packed):
 class Packed4(Packed):
     """Packed layers whose weights are numbers of 4 bits, `scale * (q - 8) + zero` in groups of 32 inputs.
 
-    The kernel's time grows with the rows, so several rows, as when guesses are looked at, take the same
+    The kernel takes a few rows at once. More of them, as when long guesses are looked at, take the same
     weights in bfloat16.
 
     Args:
@@ -51,14 +51,14 @@ class Packed4(Packed):
     __slots__ = ("_many", "_scales")
 
     def __init__(self, layer: Packed, numbers: Tensor, scales: Tensor) -> None:
-        self.sizes, self.bias = layer.sizes, layer.bias
+        self.bias = layer.bias
         self._weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
         self._scales = scales.bfloat16()
         self._many = Packed16(layer)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Project `float32 [N, in]` to `float32 [N, out of all layers]`."""
-        if len(states) > 1:
+        if len(states) > _INT4_ROWS:
             return self._many(states)
         projected: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             states.bfloat16(), self._weight, GROUP, self._scales
