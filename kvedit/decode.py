@@ -60,9 +60,10 @@ class Lookup:
     """Guess what comes next from what was said before: prompt lookup decoding.
 
     An answer about a document often repeats it. Where the last ids stand in the text already, what
-    follows there is guessed; the longer the part that agrees, the more of it. One walk then tells
-    how much of the guess the model would have said itself (speculative decoding, arXiv 2211.17192;
-    guesses from the prompt, as in LLMA, arXiv 2304.04487). A guess costs a little even where it is
+    follows at the last such place is guessed, unless most of the others go on with another id; the
+    longer the part that agrees, the more of it. One walk then tells how much of the guess the model
+    would have said itself (speculative decoding, arXiv 2211.17192; guesses from the prompt, as in
+    LLMA, arXiv 2304.04487). A guess costs a little even where it is
     wrong, so after one that was wrong from its first id a longer part must agree.
 
     Args:
@@ -104,6 +105,8 @@ class Lookup:
         if agreeing < self._least:
             return []
         after = int(places[-1]) + 1
+        if 2 * np.count_nonzero(ids[places + 1] == ids[after]) < len(places):
+            return []
         self._guess = ids[after : min(after + min(most, 1 << (agreeing - 1)), last + 1)].tolist()
         self._guessed_at = self._count
         return self._guess

@@ -93,15 +93,24 @@ def test_an_answer_that_is_cut_has_the_rows_of_all_its_ids_but_the_last(llama: M
 
 
 def slow_guess(ids: list[int], most: int) -> list[int]:
-    """What follows the last of those places that agree with the end over most ids, up to five."""
-    best, place = 1, -1
+    """What follows the last of those places that agree with the end over most ids, up to five.
+
+    Nothing where more than half of those places go on with another id.
+    """
+    places: dict[int, list[int]] = {}
     for end in range(2, len(ids)):
         agreeing = 0
         while agreeing < min(5, end) and ids[end - 1 - agreeing] == ids[len(ids) - 1 - agreeing]:
             agreeing += 1
-        if agreeing >= max(best, 2):
-            best, place = agreeing, end
-    return ids[place : place + min(most, 2 ** (best - 1))] if place > 0 and most > 0 else []
+        places.setdefault(agreeing, []).append(end)
+    best = max(places, default=0)
+    if best < 2 or most < 1:
+        return []
+    place = places[best][-1]
+    alike = [end for end in places[best] if ids[end] == ids[place]]
+    if len(alike) < len(places[best]) / 2:
+        return []
+    return ids[place : place + min(most, 2 ** (best - 1))]
 
 
 @given(

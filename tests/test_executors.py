@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -37,7 +38,7 @@ from kvedit.cli.base import EXECUTOR_NAMES
 from kvedit.decode import prefill_question_
 from kvedit.errors import ContextError, UsageError
 from kvedit.model import Model, attention
-from kvedit.model.attention import BLOCK_ROWS, cut
+from kvedit.model.attention import BLOCK_ROWS, cut, share
 from kvedit.refresh import EXECUTORS, choose_executor, refresh_, shift_
 from kvedit.rows import Piece, runs
 
@@ -141,6 +142,49 @@ def test_blocks_hold_all_rows_once_in_order_and_waste_little(rows: set[int], wid
 def test_adjacent_rows_stay_in_blocks_of_128_and_a_far_row_gets_its_own() -> None:
     assert cut(list(range(1000, 1300))) == [(0, 128), (128, 256), (256, 300)]
     assert cut([*range(10, 110), 30_000]) == [(0, 100), (100, 101)]
+
+
+@given(limit=st.integers(1, 40_000), wanted=st.integers(1, 70))
+def test_shares_of_keys_begin_at_equal_steps_and_end_at_the_limit(limit: int, wanted: int) -> None:
+    parts, step = share(limit, wanted)
+    length = limit - (parts - 1) * step
+    assert 1 <= parts <= wanted
+    assert parts == 1 or step >= 512
+    assert step <= length < step + parts
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize("limit", [1024, 1700, 4601])
+def test_keys_that_threads_share_are_attended_to_once(
+    count: int, threads: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = torch.Generator().manual_seed(limit)
+    held = KVCache(2, 3, limit + 9, 16, dtype=torch.float32, device=torch.device("cpu"))
+    held.keys.normal_(generator=source)
+    held.values.normal_(generator=source)
+    query = torch.randn(6, count, 16, generator=source)
+    place = torch.arange(limit - count, limit)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    kernels = []
+    shared = attention._shared
+    monkeypatch.setattr(attention, "_shared", lambda *given: kernels.append(given[-2]) or shared(*given))
+    mixed = attention.masked(held, place, 0.3)(1, query)
+    assert kernels == [] if threads == 1 else kernels[0] == min(threads, limit // 512)
+    for head, row in itertools.product(range(6), range(count)):
+        seen = slice(limit - count + row + 1)
+        keys, values = held.keys[1, head // 2, seen], held.values[1, head // 2, seen]
+        wanted = torch.softmax(0.3 * keys @ query[head, row], dim=0) @ values
+        torch.testing.assert_close(mixed[row, 16 * head : 16 * (head + 1)], wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_rows_that_do_not_see_all_shares_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(attention, "_shared", None)
+    held = KVCache(1, 3, 1100, 16, dtype=torch.float32, device=torch.device("cpu"))
+    held.values.fill_(2)
+    mixed = attention.masked(held, torch.tensor([540, 1090]), 0.3)(0, torch.ones(3, 2, 16))
+    torch.testing.assert_close(mixed, torch.full((2, 48), 2.0))
 
 
 @pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 300])

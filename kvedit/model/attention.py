@@ -9,6 +9,7 @@ A kind of attention is prepared for the rows of a walk once and then called in e
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import cache as once
@@ -28,6 +29,8 @@ Attend = Callable[[KVCache, Tensor, float], Mix]
 
 BLOCK_ROWS = 128
 """Rows that attend together at most; a block reads keys only up to its last row."""
+_PART_KEYS = 512
+"""Keys at least that a thread attends to; the kernel takes so many at once."""
 _WASTE = 8192
 """Pairs of query and key that a block may read for nothing: what 128 adjacent rows do."""
 
@@ -94,6 +97,10 @@ def _folded(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     Each member has a mask of its own, which would take much memory for many blocks.
     """
     limit, heads = int(place[-1]) + 1, cache.keys.shape[1]
+    if cache.keys.device.type == "cpu":
+        parts, step = share(limit, math.lcm(heads, torch.get_num_threads()) // heads)
+        if parts > 1 and int(place[0]) >= limit - step:
+            return _shared(cache, place, scaling, parts, step)
     keys, values = (part[:, None, :, :limit].unbind() for part in (cache.keys, cache.values))
     mask: Tensor | None = None
 
@@ -107,6 +114,47 @@ def _folded(cache: KVCache, place: Tensor, scaling: float) -> Mix:
             part, keys[layer], values[layer], attn_mask=mask, scale=scaling
         )
         return mixed.reshape(len(query), -1, width).transpose(0, 1).flatten(1)
+
+    return mix
+
+
+def share(limit: int, wanted: int) -> tuple[int, int]:
+    """Cut the keys of rows into parts of one length, which begin at equal steps.
+
+    Returns:
+        How many parts, and the step between their beginnings. A part is as long as the step, or a few keys
+        longer, so that the last one ends at the limit.
+    """
+    parts = max(min(wanted, limit // _PART_KEYS), 1)
+    return parts, limit // parts
+
+
+def _shared(cache: KVCache, place: Tensor, scaling: float, parts: int, step: int) -> Mix:
+    """Attend in parts of the keys, which threads share, and join the softmaxes by their log-sum-exps.
+
+    A kernel that gives each thread some of the heads leaves threads idle where heads are few (Flash-Decoding,
+    Dao and others, 2023). All rows see keys of every part.
+    """
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    limit, heads = int(place[-1]) + 1, cache.keys.shape[1]
+    length = limit - (parts - 1) * step
+    keys, values = (
+        part[:, :, :limit].unfold(2, length, step).permute(0, 2, 1, 4, 3).unbind()
+        for part in (cache.keys, cache.values)
+    )
+    mask: Tensor | None = None
+
+    def mix(layer: int, query: Tensor) -> Tensor:
+        nonlocal mask
+        groups, width = len(query) // heads, query.shape[-1]
+        if mask is None and (len(place) > 1 or length > step):
+            mask = _mask(place, limit, query.dtype).unfold(3, length, step)[0, 0].transpose(0, 1)
+            mask = mask.repeat(1, groups, 1)[:, None]
+            mask[:-1, ..., step:] = float("-inf")  # the next part begins with them
+        part = query.reshape(1, heads, -1, width).expand(parts, -1, -1, -1)
+        mixed, sums = flash(part, keys[layer], values[layer], 0.0, False, attn_mask=mask, scale=scaling)
+        whole: Tensor = (mixed * sums.softmax(0)[..., None]).sum(0)
+        return whole.view(len(query), -1, width).transpose(0, 1).flatten(1)
 
     return mix
 
