@@ -12,10 +12,12 @@ from conftest import FEE_LINES
 from reference import load_session
 from typer.testing import CliRunner
 
+import kvedit.memory
 from kvedit.cli.app import app
 from kvedit.cli.base import WEIGHT_NAMES
-from kvedit.errors import UsageError
+from kvedit.errors import KveditError, UsageError
 from kvedit.model import Model
+from kvedit.model import reduced as reduced_room
 from kvedit.model.light import Linear, Packed
 from kvedit.model.reduced import KINDS, Packed4, Packed16, quantise, reduce
 
@@ -78,6 +80,23 @@ def test_what_cannot_be_reduced_is_refused(llama: Model, stock_models: dict[str,
     with pytest.raises(UsageError, match="in float32 on a CPU"):
         stock_models["llama"].reduced("bf16")
     assert llama.reduced(None) is llama
+
+
+def test_a_copy_that_does_not_fit_into_memory_is_refused_first(
+    llama: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = llama.network
+    made: list[int] = []
+    monkeypatch.setattr(reduced_room, "Packed16", lambda layer: made.append(layer.weight.numel()) or layer)
+    reduce(network, "bf16")
+    needed = 2 * sum(made)
+    monkeypatch.setattr(kvedit.memory, "available_bytes", lambda device: needed)
+    reduce(network, "bf16")  # it just fits
+    monkeypatch.setattr(kvedit.memory, "available_bytes", lambda device: needed - 1)
+    made.clear()
+    with pytest.raises(KveditError, match=r"Decoding with bf16 needs \S+ MB of memory beside the model"):
+        reduce(network, "bf16")
+    assert not made
 
 
 def test_a_reduced_model_is_made_once_and_the_model_stays_as_it_was(llama: Model) -> None:

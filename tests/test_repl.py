@@ -200,6 +200,7 @@ def test_settings_are_the_defaults_of_later_questions(contract: Path) -> None:
         "schema_version": 1,
         "budget": "7t",
         "policy": "sur-seam",
+        "decode_weights": "default",
         "chat": "off",
         "heal": "on",
     }
@@ -208,10 +209,25 @@ def test_settings_are_the_defaults_of_later_questions(contract: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["set budget lots", "set policy best", "set chat maybe", "set tempo 3", "set x"]
+    "line",
+    [
+        *("set budget lots", "set policy best", "set decode-weights int2"),
+        *("set chat maybe", "set tempo 3", "set x"),
+    ],
 )
 def test_a_setting_that_cannot_be_is_refused(home: Path, line: str) -> None:
-    assert repl(line, "set", code=2).stderr.endswith("budget default\npolicy sur-seam\nchat off\nheal on\n")
+    usual = "budget default\npolicy sur-seam\ndecode-weights default\nchat off\nheal on\n"
+    assert repl(line, "set", code=2).stderr.endswith(usual)
+
+
+def test_decode_weights_that_are_set_serve_later_questions(contract: Path) -> None:
+    ask = "ask --max-new-tokens 1 --no-keep Who?"
+    asked: list[str | None] = []
+    with pytest.MonkeyPatch.context() as patch:
+        plain = Model.reduced
+        patch.setattr(Model, "reduced", lambda model, kind: asked.append(kind) or plain(model, kind))
+        repl("set decode-weights bf16", ask, "set decode-weights default", ask)
+    assert asked == ["bf16", "bf16", None]
 
 
 def test_chat_keeps_the_conversation(contract: Path) -> None:

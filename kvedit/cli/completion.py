@@ -9,11 +9,15 @@ from typing import Any
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 
-from kvedit.cli.base import POLICY_NAMES
+from kvedit.cli.base import POLICY_NAMES, WEIGHT_NAMES
 from kvedit.cli.line import SETTINGS, commands
 from kvedit.cli.render import one_line
 
-_VALUES = {"policy": POLICY_NAMES, "budget": ("5%", "10%", "128t", "full", "default")}
+_VALUES = {
+    "policy": POLICY_NAMES,
+    "budget": ("5%", "10%", "128t", "full", "default"),
+    "decode-weights": (*WEIGHT_NAMES, "default"),
+}
 _FILES = ("file", "output", "script", "jsonl")
 
 

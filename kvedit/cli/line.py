@@ -9,13 +9,14 @@ from typing import Any
 from typer.main import get_command
 
 from kvedit.cli import render
-from kvedit.cli.base import POLICY_NAMES, app, check_one_of
+from kvedit.cli.base import POLICY_NAMES, WEIGHT_NAMES, app, check_one_of
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
 
 SETTINGS = {
     "budget": "5%, 128t, 0, full or default",
     "policy": "a policy",
+    "decode-weights": "bf16, int4 or default",
     "chat": "on or off",
     "heal": "on or off",
 }
@@ -143,6 +144,9 @@ def _set(words: list[str]) -> None:
         elif name == "policy":
             check_one_of("policy", value, POLICY_NAMES)
             settings.policy = value
+        elif name == "decode-weights":
+            check_one_of(name, value, (*WEIGHT_NAMES, "default"))
+            settings.decode_weights = None if value == "default" else value
         elif name in ("chat", "heal"):
             check_one_of(name, value, ("on", "off"))
             setattr(settings, name, value == "on")
@@ -152,8 +156,10 @@ def _set(words: list[str]) -> None:
     record = {
         "budget": settings.budget or "default",
         "policy": settings.policy,
+        "decode_weights": settings.decode_weights or "default",
         "chat": "on" if settings.chat else "off",
         "heal": "on" if settings.heal else "off",
     }
-    shown = record if not words else {words[0]: record[words[0]]}
-    here.give(record, here.as_json, lambda: render.say("\n".join(f"{k} {v}" for k, v in shown.items())))
+    chosen = words[:1] or SETTINGS
+    shown = "\n".join(f"{name} {record[name.replace('-', '_')]}" for name in chosen)
+    here.give(record, here.as_json, lambda: render.say(shown))

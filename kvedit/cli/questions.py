@@ -86,7 +86,7 @@ def ask(
         "seed": seed,
         "keep": not no_keep,
         "chat": chat or (here.settings.chat and not no_keep),
-        "decode_weights": decode_weights,
+        "decode_weights": decode_weights or here.settings.decode_weights,
     }
     with render.working("Loading the model"):
         from kvedit.ask import Options

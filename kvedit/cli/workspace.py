@@ -23,12 +23,14 @@ class Settings:
     Attributes:
         budget: As `--budget` has it; `None` is the default budget.
         policy: As `--policy` has it.
+        decode_weights: As `--decode-weights` has it.
         chat: Whether each question goes on with the conversation.
         heal: Whether the REPL heals while it waits.
     """
 
     budget: str | None = None
     policy: str = "sur-seam"
+    decode_weights: str | None = None
     chat: bool = False
     heal: bool = True
 

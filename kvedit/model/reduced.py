@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from kvedit.errors import UsageError
+from kvedit.memory import check_memory
 from kvedit.model.light import Linear, Network, Packed, Parts
 
 KINDS = ("bf16", "int4")
 GROUP = 32
 """Weights that share a scale and a zero, as in the 4-bit formats of GGUF."""
 _INT4_ROWS = 4  # what the kernel unpacks a weight for once
+_BYTES = {"bf16": 2, "int4": 2 + 1 / 2 + 4 / GROUP}  # of a weight; see `Packed4`
 _NEAR = 0.02  # of a step: what 16 bits round weights that were of 4 bits by, and some more
 _REMEDY = "Leave --decode-weights out."
 
@@ -81,10 +83,12 @@ def reduce(network: Network, kind: str) -> Network:
 
     Raises:
         UsageError: It has no meaning, or cannot be done with this model or here.
+        KveditError: It does not fit into memory.
     """
     check_kind(kind)
     if not getattr(network, "packed", False) or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise UsageError("Decode weights can be reduced in float32 on a CPU that knows bfloat16.", _REMEDY)
+    check_memory(f"Decoding with {kind}", int(_BYTES[kind] * _weights(network)), network.device)
     quantised = 0
 
     def made(layer: Packed) -> Packed:
@@ -105,6 +109,14 @@ def reduce(network: Network, kind: str) -> Network:
     if isinstance(network.lm_head, Parts):
         twin.lm_head = Parts([made(layer) for layer in network.lm_head.layers])
     return twin
+
+
+def _weights(network: Network) -> int:
+    """How many weights are made anew."""
+    config, recipe = network.config, network.recipe
+    kept, asking = recipe.heads * recipe.width, recipe.heads * recipe.groups * recipe.width
+    layer: int = config.hidden_size * (2 * kept + 2 * asking + 3 * config.intermediate_size)
+    return recipe.layers * layer + int(config.vocab_size * config.hidden_size)
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor] | None:
