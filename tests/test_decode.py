@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvedit.cache import KVCache, States
 from kvedit.decode import Lookup, Sampler, decode_, prefill_question_
-from kvedit.model import Model
+from kvedit.model import Model, attention
 
 IDS = np.concatenate([np.arange(40) * 7 % 300, np.arange(40) * 7 % 300, [5, 12, 19]])
 
@@ -53,6 +54,25 @@ def test_guesses_change_neither_ids_nor_rows(tiny: Model, limit: int, temperatur
     for ours, theirs in zip(walked, plain, strict=True):
         torch.testing.assert_close(ours.keys, theirs.keys, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(ours.values, theirs.values, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_threads_that_share_the_keys_give_the_same_rows(
+    checkpoints: dict[str, Path], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model.open(checkpoints["qwen3"], device="cpu", dtype=dtype)
+    _, _, alone = decoded(model, 20, Lookup(IDS, 20))
+    shares = []
+    shared = attention._shared
+    monkeypatch.setattr(attention, "_PART_KEYS", 16)
+    monkeypatch.setattr(attention, "_shared", lambda *given: shares.append(given[-2]) or shared(*given))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    _, _, beside = decoded(model, 20, Lookup(IDS, 20))
+    assert set(shares) == {6 // model.heads}
+    known = slice(0, len(IDS) + 1)  # what follows may be another id, after another rounding
+    rounding = 1e-4 if dtype == "float32" else 0.1
+    for ours, theirs in ((beside.keys, alone.keys), (beside.values, alone.values)):
+        torch.testing.assert_close(ours[:, :, known], theirs[:, :, known], atol=rounding, rtol=rounding)
 
 
 class Quoting:

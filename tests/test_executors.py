@@ -156,26 +156,34 @@ def test_shares_of_keys_begin_at_equal_steps_and_end_at_the_limit(limit: int, wa
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("threads", [1, 2, 8])
 @pytest.mark.parametrize("limit", [1024, 1700, 4601])
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])
 def test_keys_that_threads_share_are_attended_to_once(
-    count: int, threads: int, limit: int, monkeypatch: pytest.MonkeyPatch
+    count: int,
+    threads: int,
+    limit: int,
+    dtype: torch.dtype,
+    rounding: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = torch.Generator().manual_seed(limit)
-    held = KVCache(2, 3, limit + 9, 16, dtype=torch.float32, device=torch.device("cpu"))
+    held = KVCache(2, 3, limit + 9, 16, dtype=dtype, device=torch.device("cpu"))
     held.keys.normal_(generator=source)
     held.values.normal_(generator=source)
-    query = torch.randn(6, count, 16, generator=source)
+    query = torch.randn(6, count, 16, generator=source).to(dtype)
     place = torch.arange(limit - count, limit)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     kernels = []
     shared = attention._shared
     monkeypatch.setattr(attention, "_shared", lambda *given: kernels.append(given[-2]) or shared(*given))
     mixed = attention.masked(held, place, 0.3)(1, query)
+    assert mixed.dtype == dtype
     assert kernels == [] if threads == 1 else kernels[0] == min(threads, limit // 512)
     for head, row in itertools.product(range(6), range(count)):
         seen = slice(limit - count + row + 1)
-        keys, values = held.keys[1, head // 2, seen], held.values[1, head // 2, seen]
-        wanted = torch.softmax(0.3 * keys @ query[head, row], dim=0) @ values
-        torch.testing.assert_close(mixed[row, 16 * head : 16 * (head + 1)], wanted, atol=1e-6, rtol=1e-5)
+        keys, values = (part[1, head // 2, seen].float() for part in (held.keys, held.values))
+        wanted = torch.softmax(0.3 * keys @ query[head, row].float(), dim=0) @ values
+        found = mixed[row, 16 * head : 16 * (head + 1)].float()
+        torch.testing.assert_close(found, wanted, atol=rounding, rtol=10 * rounding)
 
 
 def test_rows_that_do_not_see_all_shares_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:

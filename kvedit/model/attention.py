@@ -153,8 +153,8 @@ def _shared(cache: KVCache, place: Tensor, scaling: float, parts: int, step: int
             mask[:-1, ..., step:] = float("-inf")  # the next part begins with them
         part = query.reshape(1, heads, -1, width).expand(parts, -1, -1, -1)
         mixed, sums = flash(part, keys[layer], values[layer], 0.0, False, attn_mask=mask, scale=scaling)
-        whole: Tensor = (mixed * sums.softmax(0)[..., None]).sum(0)
-        return whole.view(len(query), -1, width).transpose(0, 1).flatten(1)
+        whole: Tensor = (mixed * sums.softmax(0)[..., None]).sum(0).to(query.dtype)
+        return whole.reshape(len(query), -1, width).transpose(0, 1).flatten(1)
 
     return mix
 
