@@ -63,8 +63,8 @@ class Lookup:
     follows at the last such place is guessed, unless most of the others go on with another id; the
     longer the part that agrees, the more of it. One walk then tells how much of the guess the model
     would have said itself (speculative decoding, arXiv 2211.17192; guesses from the prompt, as in
-    LLMA, arXiv 2304.04487). A guess costs a little even where it is
-    wrong, so after one that was wrong from its first id a longer part must agree.
+    LLMA, arXiv 2304.04487). A guess costs a little even where it is wrong, so after one that was
+    wrong from its first id a longer part must agree.
 
     Args:
         ids: All ids before the answer, `int64 [T + Nq]`.

@@ -16,7 +16,7 @@ from kvedit.errors import KveditError, UsageError
 SETTINGS = {
     "budget": "5%, 128t, 0, full or default",
     "policy": "a policy",
-    "decode-weights": "bf16, int4 or default",
+    "decode-weights": f"{', '.join(WEIGHT_NAMES)} or default",
     "chat": "on or off",
     "heal": "on or off",
 }

@@ -68,6 +68,11 @@ def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     rows = place.tolist()
     blocks = [(first, last, rows[last - 1] + 1) for first, last in cut(rows)]
     if len(blocks) == 1:
+        limit, heads = rows[-1] + 1, cache.keys.shape[1]
+        on_cpu = cache.keys.device.type == "cpu"
+        parts, step = share(limit, math.lcm(heads, torch.get_num_threads()) // heads if on_cpu else 1)
+        if parts > 1 and rows[0] >= limit - step:
+            return _shared(cache, place, scaling, parts, step)
         return _folded(cache, place, scaling)
     there = sent(place, cache.keys.device)
     masks = [
@@ -97,10 +102,6 @@ def _folded(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     Each member has a mask of its own, which would take much memory for many blocks.
     """
     limit, heads = int(place[-1]) + 1, cache.keys.shape[1]
-    if cache.keys.device.type == "cpu":
-        parts, step = share(limit, math.lcm(heads, torch.get_num_threads()) // heads)
-        if parts > 1 and int(place[0]) >= limit - step:
-            return _shared(cache, place, scaling, parts, step)
     keys, values = (part[:, None, :, :limit].unbind() for part in (cache.keys, cache.values))
     mask: Tensor | None = None
 
