@@ -34,10 +34,10 @@ except ImportError:
     sys.exit("The fuzzer is not installed. Run `pip install atheris`.")
 
 with atheris.instrument_imports(include=["kvedit"]):
+    from kvedit.cache.rows import RowTable
     from kvedit.errors import SessionError
-    from kvedit.files import digest
-    from kvedit.rows import RowTable
     from kvedit.store import checks, header, journal, records
+    from kvedit.store.files import digest
 
 _SECONDS = 1.0
 _BYTES = 200 << 20

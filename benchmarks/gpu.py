@@ -36,17 +36,17 @@ from rich.table import Table
 from rounds import machine
 from torch import Tensor
 
-from kvedit.bench.executor import shapes, spread
-from kvedit.bench.recovery import HEAD_ROWS, Edited, recover
-from kvedit.decode import Sampler, decode_, prefill_question_
+from kvedit.cache.memory import allocating
+from kvedit.cache.rows import Piece
+from kvedit.checkpoint.recipe import Recipe
 from kvedit.errors import KveditError, UsageError
-from kvedit.memory import allocating
-from kvedit.model import Model
-from kvedit.model.light import Network
-from kvedit.model.recipe import Recipe
-from kvedit.refresh import refresh_, shift_
-from kvedit.rows import Piece
-from kvedit.select import Budget
+from kvedit.lab.executor import shapes, spread
+from kvedit.lab.recovery import HEAD_ROWS, Edited, recover
+from kvedit.model.decode import Sampler, decode_, prefill_question_
+from kvedit.model.model import Model
+from kvedit.model.network import Network
+from kvedit.repair.budget import Budget
+from kvedit.repair.refresh import refresh_, shift_
 from kvedit.timing import clock
 
 CONTEXTS = (8192, 2048, 32768)  # in the order of what is wanted most, should time run short

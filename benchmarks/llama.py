@@ -29,12 +29,13 @@ from rich.console import Console
 from rounds import QUESTION, Ratio, Sample, document, machine, run, seconds, table, text_of
 from speed import ANSWER, QUOTING, SAYING, Bench
 
-from kvedit.cache import States
-from kvedit.decode import Sampler, decode_, prefill_question_
+from kvedit.cache.kv import States
+from kvedit.checkpoint.resolve import ALIASES, download_wheel, resolve
 from kvedit.errors import UsageError
-from kvedit.model.resolve import ALIASES, DEFAULT_MODEL, download_wheel, resolve
-from kvedit.refresh import prefill_, shift_
-from kvedit.select import Budget
+from kvedit.model.decode import Sampler, decode_, prefill_question_
+from kvedit.names import DEFAULT_MODEL
+from kvedit.repair.budget import Budget
+from kvedit.repair.refresh import prefill_, shift_
 
 WORKER = Path(__file__).with_name("llama_worker.py")
 LONG = 4096

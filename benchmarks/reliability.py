@@ -34,8 +34,6 @@ TESTS = ROOT / "tests"
 BEGIN, END = "<!-- rows: begin -->", "<!-- rows: end -->"
 _GROWN_BYTES = 20_000_000  # what the allocator may keep between two looks at a process
 
-sys.path.insert(0, str(TESTS))
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -80,7 +78,7 @@ Found = tuple[str, int | None, list[str]]
 
 def faults(task: Task) -> Found:
     """Tests that make the file system fail: full, read-only and slow disks, damage, folders gone."""
-    files = [name for name in ("test_faults.py", "test_store.py") if (TESTS / name).exists()]
+    files = [name for name in ("hostile/test_faults.py", "store/test_store.py") if (TESTS / name).exists()]
     report = task.folder / "report.xml"
     which = ["-k", "full_disk"] if task.size == 0 else []
     task.python(
@@ -114,7 +112,7 @@ def fuzz(task: Task) -> Found:
 
 def kills(task: Task) -> Found:
     """A script of thirteen commands, killed at random instants."""
-    from killing import kill_scripts, serving, stage
+    from rigs.killing import kill_scripts, serving, stage
 
     for name in ("server", "start", "turns"):
         (task.folder / name).mkdir()
@@ -127,10 +125,10 @@ def kills(task: Task) -> Found:
 
 def endurance(task: Task) -> Found:
     """Commands in one REPL process; it must hold no more afterwards."""
-    from conftest import save_tiny
+    from rigs.tiny import save_tiny
 
     model = save_tiny(task.folder / "model", "llama", max_position_embeddings=4096)
-    script = TESTS / "endurance.py"
+    script = ROOT / "benchmarks" / "endurance.py"
     done = task.python(script, model, task.folder / "home", task.size, task.seed, check=False)
     if done.returncode:
         return "operations in one process", 0, [done.stderr.strip().splitlines()[-1]]
@@ -151,10 +149,10 @@ def endurance(task: Task) -> Found:
 
 def oracles(task: Task) -> Found:
     """Random series of edits, each against both oracles."""
-    from conftest import save_tiny
-    from oracles import run_scripts, without_context
+    from rigs.oracles import run_scripts, without_context
+    from rigs.tiny import save_tiny
 
-    from kvedit.model import Model
+    from kvedit.model.model import Model
 
     free = without_context(save_tiny(task.folder / "free", "qwen3"))
     whole = Model.open(save_tiny(task.folder / "whole", "llama"), device="cpu")
@@ -166,7 +164,8 @@ def memory(task: Task) -> Found:
     """The peak of `load` and of `ask` on the default model."""
     from peak import limit_bytes, measure
 
-    from kvedit.model.resolve import DEFAULT_MODEL, resolve
+    from kvedit.checkpoint.resolve import resolve
+    from kvedit.names import DEFAULT_MODEL
 
     said, wrong, tokens = list[str](), list[str](), 0
     for verb in ("load", "ask"):  # one session for both

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvedit import __version__
-from kvedit.model import Model
+from kvedit.model.model import Model
 from kvedit.timing import clock
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -33,19 +33,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from scaling_page import Record, show, write
 
-from kvedit import keeping
-from kvedit.document import Document
-from kvedit.session import DEFAULT_MODEL, Session
-from kvedit.store import Home, Store
+from kvedit.names import DEFAULT_MODEL
+from kvedit.session import keeping
+from kvedit.session.session import Session
+from kvedit.store.home import Home
+from kvedit.store.store import Store
+from kvedit.text.document import Document
 from kvedit.timing import Timings, clock
 
 if TYPE_CHECKING:
-    from kvedit.model import Model
+    from kvedit.model.model import Model
 
-# `rounds` and `kvedit.model` bring torch along, so what needs them imports them: a process that
+# `rounds` and `kvedit.model.model` bring torch along, so what needs them imports them: a process that
 # deletes lines has no torch in memory.
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
 from peak import resident  # noqa: E402
 
 T = TypeVar("T")
@@ -114,7 +115,7 @@ class Place:
 
     @cached_property
     def model(self) -> Model:
-        from kvedit.model import Model
+        from kvedit.model.model import Model
 
         return Model.open(self.checkpoint, device="cpu")
 
@@ -269,8 +270,8 @@ def prepare(name: str, lengths: Sequence[int]) -> Ready:
     """
     from rounds import CONTRACT, QUESTION, text_of
 
-    from kvedit.model import Model
-    from kvedit.model.resolve import resolve
+    from kvedit.checkpoint.resolve import resolve
+    from kvedit.model.model import Model
 
     model = Model.open(resolve(name), device="cpu", stock=True)
     model.check()
@@ -369,7 +370,7 @@ def work(ready: Ready, sample: Record) -> float:
 
 def measure_past(home: Path, ready: Ready, options: argparse.Namespace, progress: Progress) -> Record:
     """Give sessions of one document so many revisions, and measure what one more edit and a look cost."""
-    from kvedit.model import Model
+    from kvedit.model.model import Model
 
     length = max((held for held in ready.texts if held <= PAST_TOKENS), default=min(ready.texts))
     model = Model.open(ready.checkpoint, device="cpu")

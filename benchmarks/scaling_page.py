@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kvedit.bench import charts
+from kvedit.lab import charts
 
 Record = dict[str, Any]
 Shown = tuple[str, list[str], list[list[str]]]

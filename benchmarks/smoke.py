@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/smoke.py
 
 A line for each bench with its time; the first that fails ends it, with exit code 1. The shapes of
-the files are those of tests/schema.py.
+the files are those of benchmarks/rigs/schema.py.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from rigs.schema import check_comparison, check_run, check_summary
 from typer.testing import CliRunner
 
 from kvedit.cli.app import app
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from schema import check_comparison, check_run, check_summary
 
 NEEDLES = ("--cases", "2", "--tokens", "300-400")
 ARMS = ("--policies", "sur,infoflow", "--budgets", "10%")

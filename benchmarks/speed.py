@@ -24,26 +24,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from peak import measure as measure_peak
 from rich.console import Console
-from rounds import EDIT, QUESTION, ROOT, Ratio, Sample, document, machine, run, seconds, table, text_of
+from rounds import EDIT, QUESTION, Ratio, Sample, document, machine, run, seconds, table, text_of
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
-from kvedit.cache import KVCache
-from kvedit.decode import prefill_question_
-from kvedit.document import Document
-from kvedit.keeping import copy
-from kvedit.model import Model
-from kvedit.model.resolve import DEFAULT_MODEL, resolve
-from kvedit.refresh import prefill_, refresh_, shift_
-from kvedit.reports import Answer
-from kvedit.rows import runs
-from kvedit.select import Budget
-from kvedit.session import Session
-from kvedit.store import Home
+from kvedit.cache.kv import KVCache
+from kvedit.cache.rows import runs
+from kvedit.checkpoint.resolve import resolve
+from kvedit.model.decode import prefill_question_
+from kvedit.model.model import Model
+from kvedit.names import DEFAULT_MODEL
+from kvedit.repair.budget import Budget
+from kvedit.repair.refresh import prefill_, refresh_, shift_
+from kvedit.repair.reports import Answer
+from kvedit.session.keeping import copy
+from kvedit.session.session import Session
+from kvedit.store.home import Home
+from kvedit.text.document import Document
 from kvedit.timing import Timings, clock
-
-sys.path.insert(0, str(ROOT / "tests"))
-from peak import measure as measure_peak
 
 QUOTING = ("What happened at the meeting?", "What did the minutes say about the harbour?")
 SAYING = ("Explain how photosynthesis works.", "What is the function of tides?")

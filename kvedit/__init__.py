@@ -6,54 +6,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for type checkers
-    from kvedit.document import Document as Document
-    from kvedit.document import LineRange as LineRange
     from kvedit.errors import ContextError as ContextError
     from kvedit.errors import KveditError as KveditError
     from kvedit.errors import LockedError as LockedError
     from kvedit.errors import ModelError as ModelError
     from kvedit.errors import SessionError as SessionError
     from kvedit.errors import UsageError as UsageError
-    from kvedit.model import Model as Model
-    from kvedit.policies import POLICIES as POLICIES
-    from kvedit.reports import Answer as Answer
-    from kvedit.reports import Change as Change
-    from kvedit.reports import Explanation as Explanation
-    from kvedit.reports import Healed as Healed
-    from kvedit.reports import Purge as Purge
-    from kvedit.reports import Status as Status
-    from kvedit.reports import Token as Token
-    from kvedit.reports import Verification as Verification
-    from kvedit.select import Budget as Budget
-    from kvedit.session import Session as Session
-    from kvedit.store import Entry as Entry
-    from kvedit.store import Home as Home
+    from kvedit.model.model import Model as Model
+    from kvedit.policies.registry import POLICIES as POLICIES
+    from kvedit.repair.budget import Budget as Budget
+    from kvedit.repair.reports import Answer as Answer
+    from kvedit.repair.reports import Change as Change
+    from kvedit.repair.reports import Explanation as Explanation
+    from kvedit.repair.reports import Healed as Healed
+    from kvedit.repair.reports import Purge as Purge
+    from kvedit.repair.reports import Status as Status
+    from kvedit.repair.reports import Token as Token
+    from kvedit.repair.reports import Verification as Verification
+    from kvedit.session.session import Session as Session
+    from kvedit.store.home import Home as Home
+    from kvedit.store.records import Entry as Entry
+    from kvedit.text.document import Document as Document
+    from kvedit.text.document import LineRange as LineRange
     from kvedit.timing import Timings as Timings
 
 _PUBLIC = {
-    "Answer": "kvedit.reports",
-    "Budget": "kvedit.select",
-    "Change": "kvedit.reports",
+    "Answer": "kvedit.repair.reports",
+    "Budget": "kvedit.repair.budget",
+    "Change": "kvedit.repair.reports",
     "ContextError": "kvedit.errors",
-    "Document": "kvedit.document",
-    "Entry": "kvedit.store",
-    "Explanation": "kvedit.reports",
-    "Healed": "kvedit.reports",
-    "Home": "kvedit.store",
+    "Document": "kvedit.text.document",
+    "Entry": "kvedit.store.records",
+    "Explanation": "kvedit.repair.reports",
+    "Healed": "kvedit.repair.reports",
+    "Home": "kvedit.store.home",
     "KveditError": "kvedit.errors",
-    "LineRange": "kvedit.document",
+    "LineRange": "kvedit.text.document",
     "LockedError": "kvedit.errors",
-    "Model": "kvedit.model",
+    "Model": "kvedit.model.model",
     "ModelError": "kvedit.errors",
-    "POLICIES": "kvedit.policies",
-    "Purge": "kvedit.reports",
-    "Session": "kvedit.session",
+    "POLICIES": "kvedit.policies.registry",
+    "Purge": "kvedit.repair.reports",
+    "Session": "kvedit.session.session",
     "SessionError": "kvedit.errors",
-    "Status": "kvedit.reports",
+    "Status": "kvedit.repair.reports",
     "Timings": "kvedit.timing",
-    "Token": "kvedit.reports",
+    "Token": "kvedit.repair.reports",
     "UsageError": "kvedit.errors",
-    "Verification": "kvedit.reports",
+    "Verification": "kvedit.repair.reports",
 }
 __all__ = ["__version__", *_PUBLIC]
 __version__ = "0.2.0"

@@ -7,7 +7,7 @@
     |- ModelError          exit 4   the model cannot be had, or is not supported
     `- ContextError        exit 5   the text does not fit the model's context
 
-Anything else that escapes is a bug. `kvedit.cli.base` is the one place that prints them.
+Anything else that escapes is a bug. `kvedit.cli.options` is the one place that prints them.
 """
 
 from __future__ import annotations

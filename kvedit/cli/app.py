@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from kvedit.cli import bench, doctor, documents, edits, history, measure, models, questions, scripts, sessions
-from kvedit.cli.base import app
+from kvedit.cli.commands import (
+    bench,
+    doctor,
+    documents,
+    edits,
+    history,
+    measure,
+    models,
+    questions,
+    scripts,
+    sessions,
+)
+from kvedit.cli.options import app
 
 __all__ = [
     "app",

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kvedit import __version__
-from kvedit.cli import render
-from kvedit.cli.line import is_open, run_line
+from kvedit.cli import output as render
+from kvedit.cli.repl.line import is_open, run_line
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
 from kvedit.timing import clock, now

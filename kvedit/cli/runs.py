@@ -11,7 +11,7 @@ from typing import Any
 from rich.live import Live
 from rich.table import Table
 
-from kvedit.cli.render import cell, console, count, is_watched, one_line, say, seconds
+from kvedit.cli.output import cell, console, count, is_watched, one_line, say, seconds
 from kvedit.timing import clock
 
 _EVERY_S = 10.0  # between two lines where there is no terminal

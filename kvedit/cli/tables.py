@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
-from kvedit.cli.render import PHASES, cell, console, count, one_line, out, plain_or_not, say, seconds, size
+from kvedit.cli.output import PHASES, cell, console, count, one_line, out, plain_or_not, say, seconds, size
 
 if TYPE_CHECKING:
-    from kvedit.document import Document
-    from kvedit.keeping import Overview
-    from kvedit.present import Present
-    from kvedit.reports import Answer, Explanation, Status, Verification
-    from kvedit.store import Entry
+    from kvedit.repair.reports import Answer, Explanation, Status, Verification
+    from kvedit.session.keeping import Overview
+    from kvedit.session.state import Present
+    from kvedit.store.records import Entry
+    from kvedit.text.document import Document
 
 _HEAT = " .:-=+*#%@"
 """From exact to as far off as the clean states are large; readable without colour or Unicode."""

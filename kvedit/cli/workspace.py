@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kvedit.errors import KveditError
 
 if TYPE_CHECKING:
-    from kvedit.document import Document
-    from kvedit.model import Model
-    from kvedit.session import Session
+    from kvedit.model.model import Model
+    from kvedit.session.session import Session
+    from kvedit.text.document import Document
 
 
 @dataclass(slots=True)
@@ -61,8 +61,8 @@ class Workspace:
 
     def session(self, name: str | None = None) -> Session:
         """Open a session, or take the warm one and read what another process has changed."""
-        from kvedit.session import Session
-        from kvedit.store import Home
+        from kvedit.session.session import Session
+        from kvedit.store.home import Home
 
         home, asked = Home.default(), name or self.name
         store = home.current() if asked is None else home.store(asked)
@@ -83,7 +83,7 @@ class Workspace:
             session: Gets it.
             model: The session's model, at another place.
         """
-        from kvedit.cli import render
+        from kvedit.cli import output as render
 
         if session.has_model and model is None:
             return
@@ -112,7 +112,7 @@ class Workspace:
 
     def give(self, record: dict[str, Any], as_json: bool, show: Callable[[], None]) -> None:
         """Report a command's result: as one JSON object, or as text for a person."""
-        from kvedit.cli import render
+        from kvedit.cli import output as render
 
         self.record = record
         if as_json:
@@ -122,7 +122,7 @@ class Workspace:
 
     def document(self, file: str, encoding: str | None = None) -> Document:
         """Read a user's file, or standard input for `-`."""
-        from kvedit.document import Document
+        from kvedit.text.document import Document
 
         if file == "-":
             return Document.decode(sys.stdin.buffer.read(), "-", "Standard input", encoding)

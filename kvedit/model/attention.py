@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvedit.cache import KVCache, sent
+from kvedit.cache.kv import KVCache, sent
 from kvedit.errors import UsageError
 
 Mix = Callable[[int, Tensor], Tensor]

@@ -10,11 +10,11 @@ import copy
 import torch
 from torch import Tensor
 
+from kvedit.cache.memory import check_memory
 from kvedit.errors import UsageError
-from kvedit.memory import check_memory
-from kvedit.model.light import Linear, Network, Packed, Parts
+from kvedit.model.network import Linear, Network, Packed, Parts
+from kvedit.names import DECODE_WEIGHTS
 
-KINDS = ("bf16", "int4")
 GROUP = 32
 """Weights that share a scale and a zero, as in the 4-bit formats of GGUF."""
 _INT4_ROWS = 4  # what the kernel unpacks a weight for once
@@ -70,8 +70,10 @@ class Packed4(Packed):
 
 def check_kind(kind: str) -> None:
     """Raise `UsageError` where there are no decode weights of that name."""
-    if kind not in KINDS:
-        raise UsageError(f"There are no decode weights '{kind}'.", f"Choose one of {', '.join(KINDS)}.")
+    if kind not in DECODE_WEIGHTS:
+        raise UsageError(
+            f"There are no decode weights '{kind}'.", f"Choose one of {', '.join(DECODE_WEIGHTS)}."
+        )
 
 
 def reduce(network: Network, kind: str) -> Network:

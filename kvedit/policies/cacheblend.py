@@ -8,19 +8,22 @@ true one. It transfers the first check only, not the gradual filtering, and repr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from kvedit.model import CHUNK_ROWS
+from kvedit.model.model import CHUNK_ROWS
+from kvedit.names import Support
 from kvedit.policies.evidence import Evidence, best_of_unit
-from kvedit.select import Rule, Scores
+from kvedit.policies.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
 class CacheBlend:
     """Score rows by the squared deviation of their values at layer index 1."""
 
-    rule: Rule = "rows"
+    support: Support = "rows"
+    reads_cache: ClassVar[bool] = True
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units; what the walk writes is put back."""

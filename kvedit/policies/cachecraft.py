@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvedit.cache import KVCache
-from kvedit.model import CHUNK_ROWS, Model
+from kvedit.cache.kv import KVCache
+from kvedit.model.model import CHUNK_ROWS, Model
+from kvedit.names import Support
 from kvedit.policies.evidence import Evidence
+from kvedit.policies.scores import Scores
 from kvedit.policies.seam import origins
-from kvedit.select import Rule, Scores
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -43,7 +45,8 @@ class CacheCraft:
     proportions for every B. Units score by CFO. Without a past all scores are 0.
     """
 
-    rule: Rule = "rows"
+    support: Support = "rows"
+    reads_cache: ClassVar[bool] = False
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""

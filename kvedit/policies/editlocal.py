@@ -6,17 +6,20 @@ It transfers the place into kvedit's refresh and reproduces no system.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from kvedit.names import Support
 from kvedit.policies.evidence import Evidence, best_of_unit
+from kvedit.policies.scores import Scores
 from kvedit.policies.seam import nearness
-from kvedit.select import Rule, Scores
 
 
 @dataclass(frozen=True, slots=True)
 class EditLocal:
     """Score rows by their nearness behind a seam; several seams grow in turn."""
 
-    rule: Rule = "rows"
+    support: Support = "rows"
+    reads_cache: ClassVar[bool] = False
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""

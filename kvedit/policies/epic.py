@@ -7,12 +7,14 @@ together, so what is transferred is the place only. No system is reproduced.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from kvedit.names import Support
 from kvedit.policies.evidence import Evidence, best_of_unit
+from kvedit.policies.scores import Scores
 from kvedit.policies.seam import seams_of
-from kvedit.select import Rule, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class Epic:
     goes to the nearest units, one row each.
     """
 
-    rule: Rule = "rows"
+    support: Support = "rows"
+    reads_cache: ClassVar[bool] = False
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""

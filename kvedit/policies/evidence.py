@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from kvedit.cache import KVCache
-from kvedit.model import Model
-from kvedit.select import Rule, Scores
+from kvedit.cache.kv import KVCache
+from kvedit.model.model import Model
+from kvedit.names import Support
+from kvedit.policies.scores import Scores
 
 IntArray = npt.NDArray[np.int64]
 
@@ -83,11 +84,14 @@ class Evidence:
 
 
 class Policy(Protocol):
-    """A frozen dataclass whose fields are its settings. One file a policy, one line in `POLICIES`."""
+    """A frozen dataclass whose fields are its settings. One file, one line in `POLICIES`."""
+
+    reads_cache: ClassVar[bool]
+    """Whether it reads the shifted cache; rows without a state are then computed before it scores."""
 
     @property
-    def rule(self) -> Rule:
-        """The support rule that its scores are made for."""
+    def support(self) -> Support:
+        """The support that its scores are made for."""
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""

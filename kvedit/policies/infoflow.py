@@ -8,13 +8,15 @@ reordering of chunks has no meaning here, and no system is reproduced.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from kvedit.names import Support
 from kvedit.policies.evidence import Evidence, best_of_unit
 from kvedit.policies.probe import probe
-from kvedit.select import Rule, Scores
+from kvedit.policies.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class InfoFlow:
 
     start: float = 0.69
     stop: float = 0.78
-    rule: Rule = "rows"
+    support: Support = "rows"
+    reads_cache: ClassVar[bool] = True
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""

@@ -8,13 +8,15 @@ are stale. The fork's formula belongs to no paper that we know of. The attention
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from kvedit.names import Support
 from kvedit.policies.attention import blocks, layer_at, mean_attention, sums
 from kvedit.policies.evidence import Evidence
-from kvedit.select import Rule, Scores
+from kvedit.policies.scores import Scores
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -38,7 +40,8 @@ class Neighbor:
 
     depth: float = 0.5
     block: int = 16
-    rule: Rule = "units"
+    support: Support = "units"
+    reads_cache: ClassVar[bool] = True
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows by attention, and the policy's own units by their turn."""

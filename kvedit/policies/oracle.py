@@ -8,13 +8,15 @@ deviates most is not what helps most when it is recomputed (arXiv 2609.17983).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from kvedit.errors import UsageError
+from kvedit.names import Support
 from kvedit.policies.evidence import Evidence, best_of_unit
-from kvedit.select import Rule, Scores
+from kvedit.policies.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class Oracle:
     Layer 0 is left out: it depends on ids and positions alone, so a shift makes it exact.
     """
 
-    rule: Rule = "rows"
+    support: Support = "rows"
+    reads_cache: ClassVar[bool] = True
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units.

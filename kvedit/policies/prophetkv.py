@@ -8,17 +8,20 @@ No system is reproduced here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from kvedit.names import Support
 from kvedit.policies.attention import mean_attention
 from kvedit.policies.evidence import Evidence, best_of_unit
-from kvedit.select import Rule, Scores
+from kvedit.policies.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
 class ProphetKV:
     """Score rows by the question's mean attention among the context, over all layers."""
 
-    rule: Rule = "rows"
+    support: Support = "rows"
+    reads_cache: ClassVar[bool] = True
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""

@@ -8,10 +8,12 @@ shifted cache. No system is reproduced.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from kvedit.names import Support
 from kvedit.policies.attention import blocks, layer_at, mean_attention, sums
 from kvedit.policies.evidence import Evidence
-from kvedit.select import Rule, Scores
+from kvedit.policies.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class QcFuse:
 
     depth: float = 0.5
     block: int = 16
-    rule: Rule = "units"
+    support: Support = "units"
+    reads_cache: ClassVar[bool] = True
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows, and the policy's own units."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from kvedit.names import Support
 from kvedit.policies.evidence import Evidence, best_of_unit
-from kvedit.select import Rule, Scores
+from kvedit.policies.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
 class Recency:
     """Score rows by their place: the later, the more."""
 
-    rule: Rule = "rows"
+    support: Support = "rows"
+    reads_cache: ClassVar[bool] = False
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""

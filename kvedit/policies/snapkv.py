@@ -7,13 +7,15 @@ pooled score, averaged over layers, says what to refresh. No system is reproduce
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch.nn import functional
 
+from kvedit.names import Support
 from kvedit.policies.attention import mean_attention
 from kvedit.policies.evidence import Evidence, best_of_unit
-from kvedit.select import Rule, Scores
+from kvedit.policies.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class SnapKV:
     """
 
     kernel: int = 5
-    rule: Rule = "rows"
+    support: Support = "rows"
+    reads_cache: ClassVar[bool] = True
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""

@@ -10,21 +10,24 @@ from __future__ import annotations
 import string
 import unicodedata
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from kvedit.names import Support
 from kvedit.policies.evidence import Evidence, best_of_unit
+from kvedit.policies.scores import Scores
 from kvedit.policies.seam import nearness
-from kvedit.select import Rule, Scores
-from kvedit.tokenizer import Tokenizer
+from kvedit.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Structural:
     """Score delimiter rows above all others, and within both by nearness behind a seam."""
 
-    rule: Rule = "rows"
+    support: Support = "rows"
+    reads_cache: ClassVar[bool] = False
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""

@@ -20,13 +20,15 @@ support rules, the matched controls of section A.4.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvedit.names import Support
 from kvedit.policies.evidence import Evidence, best_of_unit, rows_of_units
-from kvedit.select import Rule, Scores
+from kvedit.policies.scores import Scores
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -48,7 +50,8 @@ class Sur:
     weighted: bool = True
     total: bool = True
     near: float = 0.25
-    rule: Rule = "units"
+    support: Support = "units"
+    reads_cache: ClassVar[bool] = False
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""
@@ -87,26 +90,3 @@ class Sur:
         match = cosine.clamp(min=0).square() if self.centred else cosine
         matched: FloatArray = match.cpu().numpy()[back]
         return matched
-
-
-@dataclass(frozen=True, slots=True)
-class SurPlain(Sur):
-    """The paper's rule as it reads: maximum cosine over the question's tokens, best row of a unit."""
-
-    centred: bool = False
-    weighted: bool = False
-    total: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SurRows(Sur):
-    """`Sur`'s token scores, spent on isolated rows."""
-
-    rule: Rule = "rows"
-
-
-@dataclass(frozen=True, slots=True)
-class SurWindow(Sur):
-    """`Sur`'s token scores, spent on the best contiguous window."""
-
-    rule: Rule = "window"

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvedit.policies.evidence import Evidence
+from kvedit.policies.scores import Scores, Share
 from kvedit.policies.seam import nearness
 from kvedit.policies.sur import Sur
-from kvedit.select import Scores, Share
 
 
 @dataclass(frozen=True, slots=True)

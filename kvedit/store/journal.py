@@ -11,9 +11,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from kvedit import files
 from kvedit.errors import KveditError
-from kvedit.files import damaged
+from kvedit.store import files
+from kvedit.store.files import damaged
 from kvedit.store.records import (
     JOURNAL_BYTES,
     Entry,

@@ -13,8 +13,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from kvedit.errors import KveditError, LockedError, SessionError
-from kvedit.files import check_plain, read_file, replace_file, writing
 from kvedit.store.checks import count, form, load_json
+from kvedit.store.files import check_plain, read_file, replace_file, writing
 
 _HOLDER = "holder.json"
 _MOST_BYTES = 1000

@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvedit.document import Edit
+from kvedit.cache.rows import Piece
 from kvedit.errors import SessionError
-from kvedit.files import digest
-from kvedit.rows import Piece
+from kvedit.names import DEVICE_NAMES, DTYPES
 from kvedit.store import checks
+from kvedit.store.files import digest
+from kvedit.text.document import Edit
 
 FORMAT = 2
 JOURNAL_BYTES = 1 << 30
 """What a journal may have: it is read into memory."""
-DTYPES = ("float32", "bfloat16", "float16")
-DEVICES = ("auto", "cpu", "cuda", "mps", "map")
 PARTS = ("config", "weights", "tokenizer", "chat_template")
 LATER_PARTS = ("tensor_samples",)  # sessions of kvedit 0.2 lack them
 
@@ -201,7 +200,7 @@ def _parse_model(value: Any) -> ModelRecord:
     checks.path(fields["name"])
     checks.path(fields["directory"])
     checks.one_of(fields["dtype"], DTYPES)
-    checks.one_of(fields["device"], DEVICES)
+    checks.one_of(fields["device"], DEVICE_NAMES)
     checks.count(fields["context_length"], least=1)
     parts = fields["parts"]
     later = [name for name in LATER_PARTS if isinstance(parts, dict) and name in parts]

@@ -17,10 +17,10 @@ import torch
 import xxhash
 from torch import Tensor
 
-from kvedit import mapped
-from kvedit.cache import States
+from kvedit.cache.kv import States
 from kvedit.errors import SessionError
-from kvedit.files import LARGEST, damaged, digest, opened, reading, replace_file
+from kvedit.store import tensorfile as mapped
+from kvedit.store.files import LARGEST, damaged, digest, opened, reading, replace_file
 from kvedit.store.header import FORMAT, HEADER_BYTES, parse_header
 
 SUFFIX = ".safetensors"

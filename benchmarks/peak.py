@@ -1,0 +1,107 @@
+"""The peak of a command's resident memory, in a process of its own.
+
+    python benchmarks/peak.py load MODEL TOKENS HOME    # prints one JSON object
+
+Resident are weights, cache, what is computed, and the libraries: torch takes some 240 MB before
+anything is opened. The model has passed its check before, so it is opened without transformers, as in
+all but the first command with a model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ALLOWED_BYTES = 300_000_000
+"""For libraries and all else beside weights and 1.15 caches."""
+
+
+def limit_bytes(found: dict[str, Any]) -> int:
+    """What the peak must stay below."""
+    return int(found["weights_bytes"] + 1.15 * found["cache_bytes"] + ALLOWED_BYTES)
+
+
+def measure(model: Path, tokens: int, home: Path, verb: str) -> dict[str, Any]:
+    """Measure `load` or, on a session that is loaded first, `ask`, each in a process of its own."""
+    root = Path(__file__).resolve().parents[1]
+    paths = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    steps = ["check", "load", "ask"] if verb == "ask" and not home.exists() else ["check", verb]
+    for step in steps:
+        command = [sys.executable, __file__, step, str(model), str(tokens), str(home)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def resident(name: str) -> int:
+    """`VmRSS` or `VmHWM` of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def weights(folder: Path) -> int:
+    """Numbers in the weights."""
+    from safetensors import safe_open
+
+    count = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return count
+
+
+def a_long_text(encode: Any, tokens: int) -> str:
+    """Sentences that all differ, of about so many tokens and no more."""
+    chance, lines, held = random.Random(8000), list[str](), 0
+    nouns = "invoice keeper harbour engine letter witness orchard ledger signal tenant".split()
+    verbs = "follows carries refuses answers delays repairs measures records".split()
+    while True:
+        line = (
+            f"{chance.choice(['The', 'Every', 'One', 'Some'])} {chance.choice(nouns)} of room "
+            f"{chance.randint(1, 9999)} {chance.choice(verbs)} the {chance.choice(nouns)} on day "
+            f"{chance.randint(1, 365)}.\n"
+        )
+        held += len(encode(line))
+        if held > tokens:
+            return "".join(lines)
+        lines.append(line)
+
+
+def main(verb: str, folder: str, tokens: str, home: str) -> None:
+    """Do one command and print what the process held at most."""
+    from kvedit.model.model import Model
+    from kvedit.session import asking as ask  # noqa: F401
+    from kvedit.session.session import Session
+    from kvedit.text.document import Document
+
+    if verb == "check":
+        return Model.open(Path(folder), device="cpu").check()
+    libraries = resident("VmRSS")
+    if verb == "load":
+        model = Model.open(Path(folder), device="cpu")
+        text = a_long_text(lambda line: model.tokenizer.encode_text(line).ids, int(tokens))
+        opened = Session.load(Document(text), model=model, home=Path(home))
+    else:
+        opened = Session.open(home=Path(home))
+        opened.delete("5-6")
+        opened.ask("Which keeper repairs the engine?", max_new_tokens=16)
+        model = opened.model
+    record = {
+        "verb": verb,
+        "tokens": len(opened.rows),
+        "libraries_bytes": libraries,
+        "weights_bytes": weights(Path(folder)) * model.dtype.itemsize,
+        "cache_bytes": model.cache_bytes(len(opened.rows)),
+        "peak_bytes": resident("VmHWM"),
+    }
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

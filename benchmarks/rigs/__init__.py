@@ -1,0 +1,1 @@
+"""What benchmarks and tests share: tiny checkpoints, and rigs that measure, kill and check."""

@@ -1,0 +1,151 @@
+"""Two oracles that settle whether a cache is right, and random edits to try them on.
+
+O1, context-free: where no layer sees another row, a row's keys and values depend on its token and its
+position alone. So after any edits and a shift, without any refresh, all layers equal a fresh prefill.
+O2, full budget: the same keys, values and greedy tokens as loading the edited text.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from rigs.reference import load_session, prefill_states, working_cache
+
+from kvedit.cache.rope import rotate
+from kvedit.model.model import Model
+from kvedit.repair.budget import Budget
+from kvedit.session.session import Session
+
+QUESTION = "What is the code of item 7?"
+WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa".split()
+
+
+def a_text(lines: int) -> str:
+    """Numbered lines that all differ, with a blank one now and then."""
+    return "".join(
+        f"{number}. The {WORDS[number % 10]} code of item {number} is {number * 37 % 1000}.\n"
+        + ("\n" if number % 4 == 0 else "")
+        for number in range(1, lines + 1)
+    )
+
+
+def without_context(folder: Path) -> Model:
+    """Open a checkpoint so that no layer sees any other row: attention adds nothing."""
+    model = Model.open(folder, device="cpu", stock=True)
+    for layer in model.network.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        if layer.self_attn.o_proj.bias is not None:
+            torch.nn.init.zeros_(layer.self_attn.o_proj.bias)
+    return model
+
+
+def by_prefill(session: Session) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotated keys and values `[L, H, T, D]` of the session's ids, from nothing."""
+    model, states = session.model, prefill_states(session.model, session.ids)
+    cos, sin = model.rope.angles(torch.arange(len(session.ids)), model.dtype)
+    return rotate(states.keys, cos, sin), states.values
+
+
+def gap(session: Session, layers: int | None = None) -> float:
+    """The largest difference between the session's rows, gathered from disk, and a prefill of its ids."""
+    cache, total = working_cache(session), len(session.rows)
+    clean = by_prefill(session)
+    pairs = zip((cache.keys, cache.values), clean, strict=True)
+    return max(float((held[:layers, :, :total] - right[:layers]).abs().max()) for held, right in pairs)
+
+
+def check_context_free(session: Session) -> None:
+    """O1, on a session of a model without context: ids of the text, and every layer exact at 0 %."""
+    session.ask(QUESTION, budget="0", max_new_tokens=1)  # which computes what is missing, and no more
+    assert not session.rows.missing.any()
+    encoded = session.tokenizer.encode_text(session.document.text).ids
+    assert np.array_equal(session.ids, [*session.manifest.head_ids, *encoded, *session.revision.turns])
+    assert gap(session) < 1e-5
+
+
+def check_full_budget(session: Session, home: Path) -> None:
+    """O2: at a full budget the same states and the same greedy tokens as a load of the text."""
+    answer = session.ask(QUESTION, budget=Budget.full(), max_new_tokens=8)
+    fresh = load_session(home, session.model, session.document.text)
+    assert session.rows.frontier == len(session.rows)
+    assert np.array_equal(session.ids[: session.document_rows], fresh.ids)
+    assert gap(session) < 1e-4
+    assert answer.ids == fresh.ask(QUESTION, budget="0", max_new_tokens=8).ids
+
+
+def lines_of(chance: random.Random, count: int, longest: int = 4) -> str:
+    """A range of lines within a document of `count` lines."""
+    first = chance.randint(1, count)
+    return f"{first}-{min(count, first + chance.randrange(longest))}"
+
+
+def random_step(session: Session, chance: random.Random) -> str:
+    """Do something to a session; the document stays about as long as it is. Gives what was done."""
+    count, entry = session.document.line_count, session.revision.entry
+    verbs = ["delete", "deletes", "insert", "replace", "move", "ask", "heal"]
+    verbs += ["undo"] * bool(entry.edits) + ["redo"] * bool(session.manifest.undone)
+    verb = chance.choice(verbs) if count > 12 else "insert"
+    if verb == "delete":
+        session.delete(lines_of(chance, count))
+    elif verb == "deletes":
+        session.delete(*(lines_of(chance, count, 2) for _ in range(3)))
+    elif verb == "insert":
+        added = "".join(f"Note {chance.randrange(1000)} by {chance.choice(WORDS)}.\n" for _ in range(3))
+        session.insert(added, after=chance.randint(0, count))
+    elif verb == "replace":
+        text = f"This line of {chance.choice(WORDS)} reads {chance.randrange(1000)}."
+        session.replace(lines_of(chance, count), text)
+    elif verb == "move":
+        first = chance.randint(2, count - 1)
+        session.move(f"{first}-{first + 1}", after=chance.randrange(first - 1))
+    elif verb == "ask":
+        budget = chance.choice(["0", "7t", "20%", "60%"])
+        session.ask(QUESTION, budget=budget, max_new_tokens=2)
+    elif verb == "heal":
+        session.heal(budget=chance.choice(["10%", "50%"]))
+    elif verb == "undo":
+        session.undo()
+    else:
+        session.redo()
+    return verb
+
+
+def run_scripts(
+    free: Model, whole: Model, home: Path, scripts: int, seed: int, steps: int = 8, lines: int = 24
+) -> tuple[int, list[str]]:
+    """Run random series of steps, each against both oracles.
+
+    Args:
+        free: A model without context, for O1, which is checked after every step.
+        whole: One with context, for O2, at the end of each script.
+        home: Gets the sessions.
+        scripts: How many.
+        seed: Of the first; the next ones follow.
+        steps: Of each script.
+        lines: Of each document at its start.
+
+    Returns:
+        Steps done, and what was wrong: the seed and the step, with what the oracle said.
+    """
+    done, wrong = 0, list[str]()
+    for number in range(seed, seed + scripts):
+        for model, name in ((free, "free"), (whole, "whole")):
+            chance, verb = random.Random(number), "load"
+            session = load_session(home, model, a_text(lines), name)
+            try:
+                for _ in range(steps):
+                    verb = random_step(session, chance)
+                    done += 1
+                    if model is free and chance.random() < 0.5:  # sometimes several edits to one shift
+                        check_context_free(session)
+                (
+                    check_full_budget(session, home / "fresh")
+                    if model is whole
+                    else check_context_free(session)
+                )
+            except AssertionError as error:
+                wrong.append(f"seed {number}, {name}, after {verb}: {error}")
+    return done, wrong

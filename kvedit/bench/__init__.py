@@ -1,1 +1,0 @@
-"""The laboratory: cases, trials, runs and reports that say where a budget is best spent."""

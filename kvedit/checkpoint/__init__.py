@@ -1,0 +1,1 @@
+"""Checkpoints: found, converted, admitted and read. The only package that knows transformers."""

@@ -1,0 +1,63 @@
+"""What tells a model from another: checksums of its parts, by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kvedit.tokens.tokenizer import Tokenizer
+
+_SAMPLE_BYTES = 1 << 16
+_TENSOR_BYTES = 1 << 10
+
+
+def of_text(tokenizer: Tokenizer, chat_template: str | None) -> dict[str, str]:
+    """Give SHA-256 of tokenizer and chat template, by the name of the part."""
+    return {
+        "tokenizer": tokenizer.fingerprint,
+        "chat_template": hashlib.sha256((chat_template or "").encode()).hexdigest(),
+    }
+
+
+def of_files(directory: Path) -> dict[str, str]:
+    """Give SHA-256 of configuration and weights, by the name of the part.
+
+    The weights are known by the size of each file and by its first, middle and last 64 KiB; and,
+    so that a change of a few tensors is seen, by the same three places of each tensor, 1 KiB each.
+    """
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    for name in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
+        config.pop(name, None)
+    weights, samples = hashlib.sha256(), hashlib.sha256()
+    for path in sorted(directory.glob("*.safetensors")):
+        size = path.stat().st_size
+        weights.update(f"{path.name}:{size};".encode())
+        with path.open("rb") as file:
+            add_samples(weights, file, 0, size, _SAMPLE_BYTES)
+            _sample_tensors(file, samples)
+    return {
+        "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+        "weights": weights.hexdigest(),
+        "tensor_samples": samples.hexdigest(),
+    }
+
+
+def add_samples(checksum: Any, file: BinaryIO, start: int, stop: int, size: int) -> None:
+    """Add up to `size` bytes from the beginning, the middle and the end of a part of a file to a checksum."""
+    for offset in (start, (start + stop) // 2, max(start, stop - size)):
+        file.seek(offset)
+        checksum.update(file.read(min(size, stop - offset)))
+
+
+def _sample_tensors(file: BinaryIO, samples: Any) -> None:
+    """Add the first, middle and last bytes of each tensor in a safetensors file to a checksum."""
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    for name in sorted(header):
+        start, stop = header[name]["data_offsets"]
+        samples.update(f"{name}:{stop - start};".encode())
+        add_samples(samples, file, 8 + length + start, 8 + length + stop, _TENSOR_BYTES)

@@ -1,0 +1,115 @@
+"""The `doctor` command: is this model right here, and how fast is it?"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from kvedit.cli import output as render
+from kvedit.cli.options import MODEL_NAMES, Device, Dtype, Json, app, check_place, one_of
+from kvedit.cli.workspace import here
+from kvedit.names import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from kvedit.repair.doctor import Health
+
+_MEANING = {
+    "forward pass": "logits with transformers' own",
+    "end of context": "the same, at the last positions",
+    "rotation": "keys with the model's own",
+    "shift": "layer 0 with a fresh prefill's",
+    "full budget": "all layers with a fresh prefill's",
+    "greedy tokens": "8 tokens with a fresh prefill's",
+    "packed, interval": "two ways to refresh the same rows",
+}
+
+
+@app.command(epilog="Example: kvedit doctor smollm2-135m")
+def doctor(
+    model: Annotated[
+        str,
+        typer.Argument(help="Alias, folder, .gguf file or hub id.", autocompletion=one_of(MODEL_NAMES)),
+    ] = DEFAULT_MODEL,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    json: Json = False,
+) -> None:
+    """Try a model on a probe of 64 tokens: is it repaired exactly, and how fast is it here?
+
+    The exit code is 4 if the model is refused or a check fails.
+    """
+    check_place(device, dtype)
+    with render.working("Loading the model") as report:
+        from kvedit.checkpoint.resolve import resolve
+        from kvedit.model.model import Model
+        from kvedit.repair.doctor import examine
+
+        opened = Model.open(resolve(model, report), device=device, dtype=dtype, stock=True)
+        report("Trying the model")
+        found = examine(opened)
+    asked = {"device": device, "dtype": dtype}
+    record: dict[str, Any] = {"model": model, "passed": found.passed, **asdict(found), "asked": asked}
+    for check in record["checks"]:  # JSON has no NaN
+        check["figure"] = check["figure"] if math.isfinite(check["figure"]) else None
+    here.give(record, json, lambda: _show(model, found, asked))
+    if not found.passed:
+        raise typer.Exit(4)
+
+
+def _show(name: str, found: Health, asked: dict[str, str]) -> None:
+    """Print the checks and the machine's figures, on stdout."""
+    screen = render.plain_or_not(sys.stdout)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("check", "result"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("off by", "limit"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("compares")
+    for check in found.checks:
+        style = "" if check.passed else "bold red"
+        result = "pass" if check.passed else "FAIL"
+        figures = (f"{number:.2g}" for number in (check.figure, check.limit))
+        table.add_row(check.name, result, *figures, _MEANING[check.name], style=style)
+    screen.print(table)
+    facts = Table(box=None, pad_edge=False, show_header=False)
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column()
+    for row in _facts(name, found, asked):
+        facts.add_row(*row)
+    screen.print()
+    screen.print(facts)
+    failed = [check.name for check in found.checks if not check.passed]
+    if failed:
+        render.say(
+            f"{len(failed)} of {len(found.checks)} checks failed: {', '.join(failed)}.\n"
+            "Do not use this model with kvedit here; try another --dtype or --device, or another model."
+        )
+
+
+def _facts(name: str, found: Health, asked: dict[str, str]) -> list[tuple[str, str]]:
+    machine = found.machine
+    reasons = {
+        "device": "the first of cuda, mps, cpu that is here",
+        "dtype": "the rule: float32 on a CPU, bfloat16 elsewhere",
+    }
+    why = {key: reasons[key] if asked[key] == "auto" else "as asked" for key in reasons}
+    loads = [f"{load.tokens:,} tokens in {render.seconds(load.seconds)}" for load in machine.estimates]
+    return [
+        ("model", name),
+        ("device", f"{machine.device} ({why['device']})"),
+        ("dtype", f"{machine.dtype} ({why['dtype']})"),
+        ("threads", str(machine.threads)),
+        (
+            "prefill",
+            f"{machine.prefill_tokens_per_s:,.0f} tokens/s, measured on {machine.timed_tokens} tokens",
+        ),
+        ("a load", f"about {', '.join(loads)}" if loads else "of a short text only"),
+        ("memory", f"{render.size(machine.weights_bytes)} of weights"),
+        ("", f"{render.size(machine.cache_bytes)} of cache for each 1,000 tokens"),
+        ("context", f"{machine.context_length:,} tokens"),
+    ]

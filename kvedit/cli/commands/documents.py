@@ -1,0 +1,272 @@
+"""Commands on the document as a whole: load, show, status, export, diff, sync, edit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from difflib import unified_diff
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvedit.cli import output as render
+from kvedit.cli.options import (
+    ENCODING_NAMES,
+    Device,
+    Dtype,
+    Encoding,
+    Json,
+    ModelName,
+    SessionName,
+    app,
+    check_place,
+    one_of,
+    report_change,
+)
+from kvedit.cli.workspace import here
+from kvedit.errors import KveditError, UsageError
+from kvedit.names import DEFAULT_MODEL
+
+
+@app.command(epilog="Example: kvedit load contract.md --system 'Answer in one sentence.'")
+def load(
+    file: Annotated[str, typer.Argument(help="Document to read; - is standard input.")],
+    model: ModelName = DEFAULT_MODEL,
+    session: Annotated[
+        str | None, typer.Option("--session", "-s", metavar="NAME", help="Name it; else after the file.")
+    ] = None,
+    encoding: Encoding = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System text of the prompt.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace a session of the same name.")] = False,
+    json: Json = False,
+) -> None:
+    """Read a document into a model's cache; a session appears, and is the current one."""
+    check_place(device, dtype)
+    from kvedit.session.session import Session
+    from kvedit.timing import Timings
+
+    document, timings = here.document(file, encoding), Timings()
+    with render.loading() as (report, progress):
+        opened = Session.load(
+            document,
+            model=model,
+            name=session or _name_after(file),
+            system=system,
+            device=device,
+            dtype=dtype,
+            force=force,
+            timings=timings,
+            progress=progress,
+            report=report,
+        )
+    here.hold(opened)
+    prefill, speed = timings.phases["prefill"], opened.manifest.prefill_tokens_per_s
+    phases = {name: phase.seconds for name, phase in timings.phases.items()}
+    here.give(
+        {**asdict(opened.status()), "seconds": phases, "prefill_tokens_per_s": speed},
+        json,
+        lambda: render.say(
+            f"Loaded {render.count(opened.document.line_count, 'line')}, {len(opened.rows):,} tokens in "
+            f"{render.seconds(prefill.seconds)} ({prefill.tokens_per_s or 0:,.0f} tokens/s) "
+            f"into session '{opened.store.name}'."
+        ),
+    )
+
+
+@app.command(epilog="Example: kvedit show --lines 35-45")
+def show(
+    lines: Annotated[
+        str | None, typer.Option("--lines", "-l", metavar="A-B", help="7, 40-60, 40- or -5; else all.")
+    ] = None,
+    session: SessionName = None,
+    json: Json = False,
+) -> None:
+    """Print the document as it is now, with its line numbers."""
+    from kvedit.text.document import LineRange
+
+    asked = LineRange.parse(lines) if lines is not None else LineRange(None, None)
+    document = here.session(session).document
+    first, last = asked.resolve(document.line_count) if lines or document.line_count else (0, 0)
+    numbered = list(enumerate(document.lines(first, last), start=first + 1))
+    width = len(str(document.line_count))
+
+    def human() -> None:
+        for number, text in numbered:
+            render.out(f"{number:>{width}}  {text}")
+
+    here.give({"lines": [{"number": number, "text": text} for number, text in numbered]}, json, human)
+
+
+@app.command(epilog="Example: kvedit status --json")
+def status(session: SessionName = None, json: Json = False) -> None:
+    """Say what the session holds, and how much of it is exact, refreshed, stale or missing."""
+    from kvedit.cli import tables
+
+    held = here.session(session).status()
+    here.give(asdict(held), json, lambda: tables.show_status(held))
+
+
+@app.command(epilog="Example: kvedit export -o contract-2.md")
+def export(
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="File to write; else stdout.")
+    ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Write it in another encoding; utf-8-sig and utf-16 have a byte order mark.",
+            autocompletion=one_of(ENCODING_NAMES),
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    session: SessionName = None,
+    json: Json = False,
+) -> None:
+    """Write the document as it is now: encoding, line endings and byte order mark as they came."""
+    from kvedit.store.files import replace_file
+
+    document = here.session(session).document
+    document = document if encoding is None else document.recoded(encoding)
+    data, source = document.encode(), document.source
+    record = {"file": output, "size_bytes": len(data), "encoding": source.encoding, "bom": source.bom}
+    if output is None or output == "-":
+        text = document.text
+        here.give({**record, "file": None, "text": text}, json, lambda: render.out_bytes(data, text))
+        return
+    path = here.path(output)
+    if path.exists() and not force:
+        raise UsageError(f"{output} is there already.", "Give --force to replace it, or another name.")
+    if not path.parent.is_dir():
+        raise UsageError(f"There is no folder {path.parent}.", "Make it first, or give another name.")
+    replace_file(path, data)
+    here.give(
+        record, json, lambda: render.say(render.one_line(f"Wrote {render.size(len(data))} to {output}."))
+    )
+
+
+@app.command(epilog="Example: kvedit diff")
+def diff(
+    revision: Annotated[
+        int | None,
+        typer.Option("--revision", "-r", metavar="N", help="Compare that revision with the text of now."),
+    ] = None,
+    session: SessionName = None,
+    json: Json = False,
+) -> None:
+    """Show how the file on disk differs from the session: what sync would take over."""
+    opened = here.session(session)
+    old, new, names = opened.document.text, opened.document.text, ("session", "session")
+    if revision is None:
+        new, names = opened.source_document().text, ("session", opened.manifest.source)
+    else:
+        old, names = opened.text_of(revision), (f"revision {revision}", "session")
+    left, right = map(render.one_line, names)  # a line each, whatever they hold
+    lines = list(unified_diff(old.split("\n"), new.split("\n"), left, right, lineterm=""))
+
+    def human() -> None:
+        for line in lines:
+            render.out_diff(line)
+        if not lines:
+            render.say("No difference.")
+
+    here.give({"from": names[0], "to": names[1], "diff": lines}, json, human)
+
+
+@app.command(epilog="Example: kvedit sync")
+def sync(session: SessionName = None, json: Json = False) -> None:
+    """Take over what has changed in the file that the session was loaded from."""
+    report_change(here.session(session).sync(), json)
+
+
+@app.command(epilog="Example: kvedit edit --lines 40-60")
+def edit(
+    lines: Annotated[
+        str | None, typer.Option("--lines", "-l", metavar="A-B", help="Only these lines; else all.")
+    ] = None,
+    session: SessionName = None,
+    json: Json = False,
+) -> None:
+    """Open the text in $VISUAL or $EDITOR, and apply what was changed there."""
+    from kvedit.text.document import LineRange
+
+    opened = here.session(session)
+    document = opened.document
+    asked = LineRange.parse(lines) if lines is not None else LineRange(None, None)
+    first, last = asked.resolve(document.line_count) if lines or document.line_count else (0, 0)
+    start, stop = document.characters(first, last) if document.line_count else (0, 0)
+    before = document.text
+    with _in_editor(before[start:stop], Path(opened.manifest.source).suffix) as new:
+        # Another process may have edited meanwhile; its text is not the one that was in the editor.
+        opened.update()
+        if opened.document.text != before:
+            raise KveditError(
+                "The session was edited by another process while the editor was open.",
+                "Run `kvedit edit` again; nothing was changed.",
+            )
+        report_change(opened.rewrite(before[:start] + new + before[stop:], "edit"), json)
+
+
+@contextmanager
+def _in_editor(text: str, suffix: str) -> Iterator[str]:
+    """Let the user change a text in their editor. What they wrote stays in its file if the block fails.
+
+    Raises:
+        KveditError: The editor is missing or failed.
+        UsageError: What it left is no text.
+    """
+    from kvedit.text.encoding import decode
+
+    handle, name = tempfile.mkstemp(prefix="kvedit-", suffix=suffix if suffix[1:].isalnum() else ".txt")
+    path, kept = Path(name), False
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(text.encode())
+        _edit_file(name)
+        data = path.read_bytes()
+        try:
+            yield decode(data, "The edited text")[0] if data else ""
+        except KveditError as error:
+            if data == text.encode():
+                raise
+            kept = True
+            raise type(error)(error.fact, f"{error.remedy} What you wrote is in {name}.") from None
+    finally:
+        if not kept:
+            path.unlink(missing_ok=True)
+
+
+def _edit_file(name: str) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        done = subprocess.run([*shlex.split(editor), name], check=False, stdout=_terminal())
+    except (OSError, ValueError) as error:
+        raise KveditError(
+            f"The editor '{editor}' cannot be started: {error}.", "Set VISUAL or EDITOR to one that can."
+        ) from None
+    if done.returncode:
+        raise KveditError(
+            f"The editor '{editor}' ended with code {done.returncode}; nothing was changed.",
+            "Run `kvedit edit` again.",
+        )
+
+
+def _terminal() -> int | None:
+    """Where the editor draws: stdout, unless that holds JSON or goes into a pipe."""
+    return None if sys.stdout.isatty() else 2
+
+
+def _name_after(file: str) -> str:
+    """Name a session after its file: the stem, with what a name cannot hold replaced."""
+    stem = "stdin" if file == "-" else Path(file).stem
+    return re.sub(r"[^\w.\-]+", "-", stem).strip("-.")[:64] or "document"

@@ -1,0 +1,58 @@
+"""The `models` commands."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from kvedit.cli import output as render
+from kvedit.cli.options import MODEL_NAMES, Json, app, one_of
+from kvedit.cli.workspace import here
+
+models = typer.Typer(help="The models that kvedit knows, and getting them.", no_args_is_help=True)
+app.add_typer(models, name="models")
+
+
+@models.command("list", epilog="Example: kvedit models list")
+def models_list(json: Json = False) -> None:
+    """List the models that kvedit knows, and those it has converted."""
+    from kvedit.checkpoint.resolve import ALIASES, find, models_folder
+
+    known: list[dict[str, Any]] = [
+        {"name": name, "about": alias.about, "directory": str(found) if (found := find(name)) else None}
+        for name, alias in ALIASES.items()
+    ]
+    known += [
+        {"name": path.name, "about": "converted from GGUF", "directory": str(path)}
+        for path in sorted(models_folder().glob("[!.]*"))
+        if path.is_dir() and path.name not in ALIASES
+    ]
+
+    def human() -> None:
+        for model in known:
+            render.out(render.one_line(f"{model['name']}  {model['about']}"))
+            missing = f"not here yet; `kvedit models pull {model['name']}` gets it"
+            render.out(render.one_line(f"  {model['directory'] or missing}"))
+
+    here.give({"models": known}, json, human)
+
+
+@models.command("pull", epilog="Example: kvedit models pull smollm2-135m")
+def models_pull(
+    name: Annotated[
+        str,
+        typer.Argument(help="Alias, hub id, or .gguf file to convert.", autocompletion=one_of(MODEL_NAMES)),
+    ],
+    json: Json = False,
+) -> None:
+    """Get a model, and convert it if need be, so that it is at hand."""
+    with render.working("Looking for the model") as report:
+        from kvedit.checkpoint.resolve import resolve
+
+        directory = resolve(name, report)
+    here.give(
+        {"name": name, "directory": str(directory)},
+        json,
+        lambda: render.say(render.one_line(f"The model {name} is in {directory}.")),
+    )

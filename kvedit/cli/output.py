@@ -1,0 +1,323 @@
+"""What a person sees: messages and progress on stderr, answers and JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.status import Status
+from rich.text import Text
+
+from kvedit.errors import KveditError
+
+if TYPE_CHECKING:
+    from kvedit.repair.reports import Answer, Change, Healed, Purge
+
+PHASES = {
+    "load": "load",
+    "selection": "selection",
+    "shift": "shift",
+    "refresh": "refresh",
+    "question": "question prefill",
+    "decode": "decode",
+    "save": "save",
+}
+
+
+# A text of the user's, of a model or of the file system is data here. A terminal sees what could
+# steer it as marks; a pipe gets it as it is. Tables and errors are for people and take one line a
+# text, so they have marks everywhere; JSON has texts as they are.
+_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but tab and line feed, and what reorders the characters around it."""
+
+
+def visible(text: str) -> str:
+    """Show what could steer a terminal as marks, one column each."""
+    return _STEERS.sub(_mark, text)
+
+
+def _mark(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
+
+
+def one_line(text: str) -> str:
+    """Show a text on one line, with marks for line feeds, too."""
+    return visible(text).replace("\n", "\u240a").replace("\t", " ")
+
+
+def cell(text: str) -> Text:
+    """Make a cell or a title of a table of a text, which is no markup."""
+    return Text(one_line(text))
+
+
+def is_watched(stream: TextIO) -> bool:
+    """Whether a person looks at a stream as it is written. FORCE_COLOR alone makes no terminal."""
+    return stream.isatty()
+
+
+def console() -> Console:
+    """A console on stderr; made anew, so that it sees the stream and the variables of now."""
+    return plain_or_not(sys.stderr)
+
+
+def plain_or_not(stream: TextIO) -> Console:
+    """A console without any styles where NO_COLOR asks for none: bold is an escape code too."""
+    return Console(
+        file=stream,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def say(text: str) -> None:
+    """Print a message for the user on stderr; a terminal gets it wrapped between words."""
+    console().print(visible(text), soft_wrap=not is_watched(sys.stderr))
+
+
+def out(text: str, end: str = "\n") -> None:
+    """Print on stdout what was asked for."""
+    if is_watched(sys.stdout):
+        text = visible(text)
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
+
+
+def out_bytes(data: bytes, text: str) -> None:
+    """Write a document's bytes to stdout as they are; a terminal gets its text."""
+    if is_watched(sys.stdout):
+        out(text, end="")
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def out_diff(line: str) -> None:
+    """Print a line of a difference on stdout, coloured on a terminal."""
+    screen = plain_or_not(sys.stdout)
+    if not screen.is_terminal:
+        out(line)
+        return
+    style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+    screen.print(Text(visible(line), style=style or ""), soft_wrap=True)
+
+
+def out_json(record: dict[str, Any]) -> None:
+    """Print one JSON object on stdout, in ASCII."""
+    sys.stdout.write(json.dumps({"schema_version": 1, **record}) + "\n")
+    sys.stdout.flush()
+
+
+def show_error(error: KveditError, *, as_json: bool) -> None:
+    """Print fact and remedy on stderr; as JSON on stdout too, where that was asked for."""
+    if as_json:
+        parts = {"kind": error.kind, "fact": error.fact, "remedy": error.remedy, "exit_code": error.exit_code}
+        out_json({"error": parts})
+    say(f"Error: {one_line(error.fact)}\n{one_line(error.remedy)}")
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Show that something goes on; the block may change the text. A line each where no terminal is."""
+    if not is_watched(sys.stderr):
+        yield lambda doing: say(f"{one_line(doing)} ...")
+        return
+    screen = console()
+    status = screen.status(cell(text))
+    with _shown(status, screen):
+        yield lambda doing: status.update(cell(doing))
+
+
+@contextmanager
+def repairing() -> Iterator[Callable[[str], None]]:
+    """Show which phase of an answer goes on, until its text begins."""
+    if not is_watched(sys.stderr):
+        yield lambda phase: None
+        return
+    screen = console()
+    status = screen.status(cell("shift"))
+
+    def on_phase(phase: str) -> None:
+        if phase in ("decode", "save"):
+            status.stop()
+        else:
+            status.update(cell(PHASES[phase]))
+
+    with _shown(status, screen):
+        yield on_phase
+
+
+@contextmanager
+def loading() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
+    """Show that a model is being loaded, and then how far its prefill is."""
+    with ExitStack() as stack, working("Loading the model") as report:
+        bar: list[Callable[[int, int], None]] = []
+
+        def update(done: int, total: int) -> None:
+            if not bar:
+                bar.append(stack.enter_context(progressing("prefill")))
+            bar[0](done, total)
+
+        yield report, update
+
+
+@contextmanager
+def counting(noun: str) -> Iterator[Callable[[int], None]]:
+    """Show how many there are so far, where the end is not known."""
+    with working(f"0 {noun}") as say_it:
+        yield lambda number: say_it(f"{number:,} {noun}") if is_watched(sys.stderr) else None
+
+
+@contextmanager
+def progressing(label: str, unit: str = "tokens") -> Iterator[Callable[[int, int], None]]:
+    """Show how far a long step is: done and in all, speed, time left."""
+    screen = console()
+    columns = (
+        SpinnerColumn(),
+        TextColumn(label, markup=False),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn(f"{{task.completed}}/{{task.total}} {unit}", markup=False),
+        TextColumn("{task.fields[speed]}", markup=False),
+        TimeRemainingColumn(),
+    )
+    progress = Progress(*columns, console=screen, transient=True, disable=not is_watched(sys.stderr))
+    with _shown(progress, screen):
+        task = progress.add_task(label, total=None, speed="")
+
+        def update(done: int, total: int) -> None:
+            speed = progress.tasks[0].speed
+            progress.update(
+                task, completed=done, total=total, speed=f"{speed:,.0f} {unit}/s" if speed else ""
+            )
+
+        yield update
+
+
+@contextmanager
+def _shown(display: Status | Progress, screen: Console) -> Iterator[None]:
+    """Show a display while the block runs. An interrupt within its start leaves nothing of it behind."""
+    try:
+        display.start()
+        yield
+    finally:
+        try:
+            display.stop()
+        except IndexError:  # its start had not got as far as what the stop undoes
+            screen.show_cursor(True)
+
+
+def seconds(value: float) -> str:
+    """Format a time: `12 ms`, `1.42 s`, `3 min 20 s`."""
+    if value < 0.9995:
+        return f"{value * 1000:.0f} ms" if value >= 0.01 else f"{value * 1000:.1f} ms"
+    if value < 120:
+        return f"{value:.2f} s"
+    return f"{int(value) // 60} min {int(value) % 60} s"
+
+
+def change_text(change: Change) -> str:
+    """Say what an edit did."""
+    if not change.command:
+        return "Nothing was changed."
+    verb, removed, added = change.command.partition(" ")[0], change.removed_lines, change.added_lines
+    more = f"{abs(change.token_change):,} {'more' if change.token_change > 0 else 'fewer'}"
+    if verb in ("undo", "redo", "checkout"):
+        what = (
+            f"At revision {change.revision}: {count(change.lines, 'line')}, {count(change.tokens, 'token')}"
+        )
+    elif verb == "move":
+        what = f"Moved {count(added, 'line')}"
+    elif not added and removed:
+        what = f"Deleted {count(removed, 'line')}, {count(abs(change.token_change), 'token')}"
+    elif not removed:
+        what = f"Inserted {count(added, 'line')}, {count(abs(change.token_change), 'token')}"
+    else:
+        what = f"Replaced {count(removed, 'line')} by {added:,}, tokens: {more}"
+    missing = f"; to compute: {count(change.missing, 'row')}" if change.missing else ""
+    left = f"A full replay would take about {seconds(change.replay_s)}."
+    if not change.stale and not change.missing:
+        return f"{what}. Every row is {'exact' if not change.suffix else 'fresh'}."
+    return f"{what}.\nStale now: {count(change.stale, 'row')}{missing}. {left}"
+
+
+def healed_text(healed: Healed) -> str:
+    """Say what healing did."""
+    done = f"Healed {count(healed.rows, 'row')} in {seconds(healed.seconds)}"
+    if healed.frontier == healed.tokens:
+        return f"{done}; all {healed.tokens:,} rows are exact."
+    stop = "Interrupted. " if healed.finished == "interrupted" else ""
+    return f"{stop}{done}; {healed.frontier:,} of {healed.tokens:,} rows are exact."
+
+
+def purge_text(done: Purge) -> str:
+    """Say what a purge did."""
+    return (
+        f"Computed {count(done.tokens, 'row')} anew in {seconds(done.seconds)} and dropped "
+        f"{count(done.revisions, 'revision')}, {size(done.freed_bytes)}.\n"
+        f"The session takes {size(done.size_bytes)}, and every row is exact."
+    )
+
+
+def count(number: int, noun: str) -> str:
+    """Count things: `1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def answer_json(answer: Answer, question: str) -> dict[str, Any]:
+    """Give an answer as a record; docs/using.md lists the keys."""
+    phases = {
+        name: {"seconds": phase.seconds, "tokens": phase.tokens, "tokens_per_s": phase.tokens_per_s}
+        for name in PHASES
+        if (phase := answer.timings.phases.get(name)) is not None
+    }
+    return {
+        "question": question,
+        "answer": answer.text,
+        "answer_ids": list(answer.ids),
+        "finish_reason": answer.finish_reason,
+        "policy": answer.policy,
+        "executor": answer.executor,
+        "seed": answer.seed,
+        "temperature": answer.temperature,
+        "budget": {"asked": answer.budget, "rows": answer.budget_rows, "suffix_rows": answer.suffix},
+        "rows": {
+            "missing": answer.missing,
+            "refreshed": answer.refreshed,
+            "reused": answer.reused,
+            "total": answer.tokens,
+        },
+        "runs": answer.runs,
+        "kept": answer.kept,
+        "timings": phases,
+        "total_s": answer.timings.seconds(),
+        "first_token_s": answer.first_token_s,
+        "repair_s": answer.repair_s,
+        "replay_estimate_s": answer.replay_s,
+        "replay_ratio": answer.replay_s / answer.repair_s if answer.repair_s else None,
+    }
+
+
+def size(count: int) -> str:
+    """Format bytes: `184.6 MB`."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"

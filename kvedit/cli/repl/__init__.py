@@ -1,0 +1,1 @@
+"""The REPL: its loop, its terminal, completion, and healing in the background."""

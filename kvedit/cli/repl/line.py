@@ -1,0 +1,166 @@
+"""One line of the REPL or of a script: the same commands and the same parser as from the shell."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from typing import Any
+
+from typer.main import get_command
+
+from kvedit.cli import output as render
+from kvedit.cli.options import POLICY_NAMES, app, check_one_of
+from kvedit.cli.workspace import here
+from kvedit.errors import KveditError, UsageError
+from kvedit.names import DECODE_WEIGHTS
+
+SETTINGS = {
+    "budget": "5%, 128t, 0, full or default",
+    "policy": "a policy",
+    "decode-weights": f"{', '.join(DECODE_WEIGHTS)} or default",
+    "chat": "on or off",
+    "heal": "on or off",
+}
+"""What `set` knows, and what it takes."""
+
+
+def commands() -> dict[str, Any]:
+    """The commands of the app by their first word."""
+    return dict(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def words_of(line: str) -> list[str]:
+    """Split a line into words as a shell does; `?` begins a question, taken as it is.
+
+    A blank line and a comment, which begins with `#`, have none.
+
+    Raises:
+        UsageError: A quotation mark is not closed.
+    """
+    line = line.strip()
+    if not line or line.startswith("#"):
+        return []
+    if line.startswith("?"):
+        return ["ask", "--", line[1:].strip()]
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        raise UsageError(
+            "A quotation mark in this line is not closed.",
+            "Close it; a question in the REPL needs none when it begins with '?'.",
+        ) from None
+    return words[1:] if words[0] == "kvedit" and len(words) > 1 else words
+
+
+def lines_of(text: str) -> list[str]:
+    """Split an input into lines to run.
+
+    A line break within quotation marks splits nothing; neither does one in a question, unless a
+    command or another question follows.
+    """
+    found: list[str] = []
+    held = ""
+    for line in text.split("\n"):
+        if not held and found and found[-1].lstrip().startswith("?") and not _begins(line):
+            found[-1] += f" {line}"
+            continue
+        held = f"{held}\n{line}" if held else line
+        if not is_open(held):
+            found.append(held)
+            held = ""
+    return [*found, held] if held else found
+
+
+def _begins(line: str) -> bool:
+    """Whether a line after a question is a command, a question or a comment of its own."""
+    words = line.split()
+    return bool(words) and (words[0][0] in "?#" or words[0] == "kvedit" or is_verb(words[0]))
+
+
+def is_open(text: str) -> bool:
+    """Whether a quotation mark in the text is not closed yet."""
+    try:
+        words_of(text)
+    except UsageError:
+        return True
+    return False
+
+
+def run_line(line: str) -> int:
+    """Run one line and give its exit code; a failure is printed as from the shell."""
+    here.record = here.failure = None
+    try:
+        words = words_of(line)
+        if not words:
+            return 0
+        if words[0] == "set":
+            _set(words[1:])
+            return 0
+        check_verb(words[0])
+        if words == ["help", "set"]:
+            render.say("\n".join(f"set {name} VALUE: {takes}" for name, takes in SETTINGS.items()))
+            return 0
+        if words[0] == "help":
+            words = [*words[1:], "--help"]
+    except KveditError as error:
+        here.failure = error
+        render.show_error(error, as_json=here.as_json)
+        return error.exit_code
+    try:
+        app(args=words, prog_name="kvedit")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def is_verb(word: str) -> bool:
+    """Whether a line can begin with a word."""
+    return word in (*_verbs(), "-h", "--help", "--version")
+
+
+def _verbs() -> list[str]:
+    return [*commands(), "set", "help", "exit", "quit"]
+
+
+def check_verb(word: str) -> None:
+    """Refuse a first word that is no command, with a suggestion; a question needs its '?'."""
+    if is_verb(word):
+        return
+    near = difflib.get_close_matches(word, _verbs(), n=1, cutoff=0.5)
+    hint = f"Did you mean '{near[0]}'? " if near else ""
+    raise UsageError(
+        f"'{word}' is no command.", f"{hint}Begin a question with '?'; 'help' lists the commands."
+    )
+
+
+def _set(words: list[str]) -> None:
+    """Change a default of this process, or show them all."""
+    settings = here.settings
+    if len(words) == 2:
+        name, value = words
+        if name == "budget":
+            from kvedit.repair.budget import Budget
+
+            settings.budget = None if value == "default" else Budget.parse(value).text
+        elif name == "policy":
+            check_one_of("policy", value, POLICY_NAMES)
+            settings.policy = value
+        elif name == "decode-weights":
+            check_one_of(name, value, (*DECODE_WEIGHTS, "default"))
+            settings.decode_weights = None if value == "default" else value
+        elif name in ("chat", "heal"):
+            check_one_of(name, value, ("on", "off"))
+            setattr(settings, name, value == "on")
+    if words and (len(words) != 2 or words[0] not in SETTINGS):
+        known = "; ".join(f"{name} ({takes})" for name, takes in SETTINGS.items())
+        raise UsageError(f"'set {' '.join(words)}' sets nothing.", f"There are {known}.")
+    record = {
+        "budget": settings.budget or "default",
+        "policy": settings.policy,
+        "decode_weights": settings.decode_weights or "default",
+        "chat": "on" if settings.chat else "off",
+        "heal": "on" if settings.heal else "off",
+    }
+    chosen = words[:1] or SETTINGS
+    shown = "\n".join(f"{name} {record[name.replace('-', '_')]}" for name in chosen)
+    here.give(record, here.as_json, lambda: render.say(shown))

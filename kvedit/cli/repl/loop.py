@@ -1,0 +1,180 @@
+"""The REPL: the commands of the shell, one a line, with session and model kept warm."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from types import FrameType
+
+import typer
+
+from kvedit.cli import output as render
+from kvedit.cli.repl.line import is_open, lines_of, run_line
+from kvedit.cli.repl.terminal import Abandoned, line_reader
+from kvedit.cli.workspace import here
+from kvedit.errors import KveditError, SessionError, UsageError
+from kvedit.timing import clock
+
+_TWICE_S = 1.0
+_LATER_S = 0.05
+_WELCOME = "kvedit: 'help' lists the commands, '?' begins a question, Ctrl-D leaves."
+
+
+def run(*, history: bool = True) -> None:
+    """Read and run lines until the end of the input.
+
+    Args:
+        history: Remember what is typed for the next run.
+
+    Raises:
+        typer.Exit: With the code of the first command that failed, where nobody watches.
+    """
+    if here.warm:
+        raise UsageError("This is the REPL already.", "Ctrl-D leaves it.")
+    here.warm = True
+    try:
+        watched = sys.stdin.isatty() and sys.stderr.isatty()
+        code = _Repl(history).run() if watched else _read_plainly()
+    finally:
+        here.warm = False
+    if code:
+        raise typer.Exit(code)
+
+
+def _read_plainly() -> int:
+    """Run the lines of an input that is no terminal; give the first exit code that is not 0."""
+    code, held = 0, ""
+    for line in chain(iter(sys.stdin.readline, ""), [None]):
+        held += line or ""
+        if line is not None and is_open(held):
+            continue
+        if held.strip() in ("exit", "quit"):
+            break
+        ended, held = run_line(held), ""
+        code = code or ended
+        if ended == 130:
+            break
+    return code
+
+
+class _Repl:
+    """The loop at a terminal."""
+
+    def __init__(self, history: bool) -> None:
+        self._interrupted = -_TWICE_S
+        self._opening = False  # the session, which is quick
+        self._inside = False  # what Ctrl-C may end
+        self._put_off = False  # a SIGINT that is still to come again
+        self._again = False  # whether the next SIGINT is that one
+        self._leave = False
+        self._history = history
+
+    def run(self) -> int:
+        """Prompt and run until the user leaves."""
+        before = signal.signal(signal.SIGINT, self._stop)
+        try:
+            render.say(_WELCOME)
+            self._warm_up()
+            return self._loop() or (130 if self._leave else 0)
+        except KeyboardInterrupt:
+            return 130
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _loop(self) -> int:
+        from kvedit.cli.repl.background import Healer
+
+        healer = Healer()
+        ask = line_reader(healer, history=self._history)
+        try:
+            while not self._leave:
+                with self._interruptible():
+                    text = self._read(ask)
+                    if text is None:
+                        return 0
+                    for line in lines_of(text):
+                        if line.strip() in ("exit", "quit"):
+                            return 0
+                        with healer.paused():
+                            code = run_line(line)
+                        if code:  # what was pasted after it may have counted on it
+                            break
+        finally:
+            healer.end()
+        return 0
+
+    def _read(self, ask: Callable[[], str]) -> str | None:
+        """Give what was typed, nothing after Ctrl-C, `None` at the end of the input."""
+        self._put_off = False  # what it was to stop is over
+        try:
+            return ask()
+        except Abandoned as abandoned:
+            self._note_interrupt()
+            if str(abandoned):  # a line was cleared, and that is all
+                return ""
+        except KeyboardInterrupt:  # as a signal, which is noted already
+            render.say("")
+        except EOFError:
+            return None
+        if not self._leave:
+            render.say("Ctrl-D leaves; so does Ctrl-C twice.")
+        return ""
+
+    def _warm_up(self) -> None:
+        """Open the session and its model, if there is one."""
+        with self._interruptible():
+            try:
+                self._opening = True
+                session = here.session()
+                self._opening = False
+                here.ready(session)
+            except SessionError as error:
+                render.say(f"{render.one_line(error.fact)}\n{render.one_line(error.remedy)}")
+            except KveditError as error:
+                render.show_error(error, as_json=False)
+            finally:
+                self._opening = False
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Go on after Ctrl-C, unless it was the second within a second."""
+        try:
+            self._inside = True
+            yield
+        except KeyboardInterrupt:
+            self._inside = False
+            render.say("Interrupted; the session is intact.")
+        finally:
+            self._inside = False
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Take SIGINT, or put it off: a library that is stopped in its import cannot be imported again."""
+        if not self._again:
+            self._note_interrupt()
+        self._again = False
+        if self._leave or (self._inside and not self._opening and not _is_importing(frame)):
+            raise KeyboardInterrupt
+        self._put_off = True
+        threading.Timer(_LATER_S, self._stop_later).start()
+
+    def _stop_later(self) -> None:
+        if self._put_off:
+            self._put_off, self._again = False, True
+            signal.raise_signal(signal.SIGINT)
+
+    def _note_interrupt(self) -> None:
+        self._leave = self._leave or clock() - self._interrupted < _TWICE_S
+        self._interrupted = clock()
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a frame or one that called it imports a module."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,153 @@
+"""Read a line at a terminal: editing, history, completion and a toolbar, as far as it can show them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvedit.cli import output as render
+from kvedit.cli.repl.line import is_open
+from kvedit.cli.workspace import here
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import History
+
+    from kvedit.cli.repl.background import Healer
+
+_PROMPT, _CONTINUED = "kvedit> ", "   ...> "
+
+
+class Abandoned(Exception):
+    """Ctrl-C was pressed at the prompt; holds what stood there."""
+
+
+def line_reader(healer: Healer, *, history: bool) -> Callable[[], str]:
+    """Give what reads a line; it raises `Abandoned` at Ctrl-C, and `EOFError` at the end of the input.
+
+    Args:
+        healer: Told of each key; its work is shown in the toolbar.
+        history: Remember lines for the next run.
+    """
+    from prompt_toolkit.utils import is_dumb_terminal
+
+    return _ask_plainly if is_dumb_terminal() else _prompt(healer, _history() if history else None)
+
+
+def _ask_plainly() -> str:
+    """Read a line where the terminal can do no more than print."""
+    try:
+        text = input(_PROMPT)
+        while is_open(text):
+            text += "\n" + input(_CONTINUED)
+    except EOFError:
+        render.say("")  # what comes next begins a line
+        raise
+    return text
+
+
+def _prompt(healer: Healer, history: History | None) -> Callable[[], str]:
+    """Give what reads a line with editing, history, completion and a toolbar."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.filters import Condition
+    from prompt_toolkit.history import InMemoryHistory
+    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.output import ColorDepth
+    from prompt_toolkit.output.defaults import create_output
+    from prompt_toolkit.styles import Style
+
+    from kvedit.cli.repl.completion import CommandCompleter
+
+    keys = KeyBindings()
+    plain = bool(os.environ.get("NO_COLOR"))
+
+    @keys.add("c-c")
+    @keys.add("<sigint>")
+    def _(event: Any) -> None:
+        event.app.exit(exception=Abandoned(event.current_buffer.text), style="class:aborting")
+
+    @keys.add("enter", filter=Condition(lambda: is_open(prompt.default_buffer.text)))
+    def _(event: Any) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("escape", "enter")
+    def _(event: Any) -> None:
+        event.current_buffer.insert_text("\n")
+
+    prompt: PromptSession[str] = PromptSession(
+        _PROMPT,
+        history=history or InMemoryHistory(),
+        completer=CommandCompleter(),
+        complete_while_typing=False,
+        enable_history_search=True,
+        key_bindings=keys,
+        prompt_continuation=_CONTINUED,
+        bottom_toolbar=lambda: _toolbar(prompt, healer),
+        refresh_interval=0.5,
+        color_depth=ColorDepth.DEPTH_1_BIT if plain else None,
+        style=Style.from_dict({"bottom-toolbar": "noreverse"}) if plain else None,
+        output=create_output(always_prefer_tty=True),  # stderr, where stdout goes into a file
+    )
+    prompt.app.key_processor.before_key_press += lambda _: healer.touched()
+    return prompt.prompt
+
+
+def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
+    """Session, tokens, stale share, budget and policy, as many as the terminal is wide for."""
+    from rich.cells import cell_len, set_cell_size
+
+    settings, session = here.settings, here.held
+    if session is None:
+        parts = ["no session: load FILE"]
+    else:
+        share = 100 * healer.stale_share()
+        parts = [
+            session.store.name,
+            f"{len(session.rows):,} tokens",
+            f"stale {share:.1f}%",
+            f"budget {settings.budget or '5%'}",
+            settings.policy,
+        ]
+    parts += ["chat"] * settings.chat
+    parts += ["heal off"] * (not settings.heal)
+    parts += [f"healing stopped: {healer.problem}"] * (healer.problem is not None)
+    parts = [render.one_line(part) for part in parts]
+    width = prompt.app.output.get_size().columns - 1
+    text = ""
+    for part in parts:
+        longer = f"{text} | {part}" if text else part
+        if cell_len(longer) > width:
+            break
+        text = longer
+    return text or set_cell_size(parts[0], width)
+
+
+def _history() -> History | None:
+    """The lines of earlier runs, in a file that only the user can read."""
+    import platformdirs
+    from prompt_toolkit.history import FileHistory
+
+    class Lenient(FileHistory):
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):  # a full disk must not end the REPL
+                super().store_string(string)
+
+    path = Path(platformdirs.user_state_dir("kvedit")) / "history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        data = path.read_bytes()
+        data.decode("utf-8")
+        if b"\0" in data:
+            raise ValueError("it holds a zero byte")
+    except (OSError, ValueError) as error:
+        render.say(
+            f"Warning: the history in {render.one_line(str(path))} cannot be used "
+            f"({render.one_line(str(error))}); this run's is not remembered.\n"
+            "Move the file away to begin a new one."
+        )
+        return None
+    return Lenient(path)

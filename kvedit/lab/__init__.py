@@ -1,0 +1,1 @@
+"""The laboratory behind `kvedit bench`: cases, trials, runs and reports."""

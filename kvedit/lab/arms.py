@@ -1,0 +1,68 @@
+"""Arms: what is done to a shifted cache before the question, by name.
+
+shift                  nothing: B = 0
+replay                 every row of the suffix: B = S
+reprefill              a clean prefill of the edited text
+erratum                nothing, and the question says that a passage was removed
+POLICY@BUDGET          the policy's scores with its own support: sur@2%
+POLICY/SUPPORT@BUDGET     the same scores with another support: infoflow/units@5%
+POLICY/SUPPORT+copy@BUDGET  clean rows copied in, not recomputed: the transplant diagnostic
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kvedit.errors import UsageError
+from kvedit.names import SUPPORTS, Support
+from kvedit.policies.evidence import Policy
+from kvedit.policies.registry import policy_named
+from kvedit.repair.budget import Budget
+
+ENDS = {"shift": "0", "replay": "full", "reprefill": None, "erratum": None}
+_FORM = re.compile(r"(?P<policy>[a-z0-9-]+)(?:/(?P<support>[a-z]+))?(?P<copy>\+copy)?@(?P<budget>\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to get a cache ready for the question.
+
+    Attributes:
+        name: As it was written.
+        policy: What ranks rows; `None` for the ends.
+        support: How its scores become rows; `None` for the policy's own, or without a policy.
+        budget: What it may refresh; `None` for `reprefill` and `erratum`.
+        copies: Clean rows are copied in rather than recomputed.
+    """
+
+    name: str
+    policy: str | None = None
+    support: Support | None = None
+    budget: Budget | None = None
+    copies: bool = False
+
+    @classmethod
+    def parse(cls, name: str) -> Arm:
+        """Read an arm's name; raises `UsageError` when it is none."""
+        if name in ENDS:
+            end = ENDS[name]
+            return cls(name, budget=None if end is None else Budget.parse(end))
+        found = _FORM.fullmatch(name)
+        if found is None:
+            raise UsageError(
+                f"'{name}' is no arm.",
+                f"Write POLICY@BUDGET such as sur@2%, POLICY/SUPPORT@BUDGET, or one of {', '.join(ENDS)}.",
+            )
+        support = next((name for name in SUPPORTS if name == found["support"]), None)
+        if found["support"] is not None and support is None:
+            raise UsageError(
+                f"There is no support '{found['support']}'.", f"Choose one of {', '.join(SUPPORTS)}."
+            )
+        policy_named(found["policy"])
+        budget = Budget.parse(found["budget"])
+        return cls(name, found["policy"], support, budget, found["copy"] is not None)
+
+    def make_policy(self) -> Policy | None:
+        """Make the policy with its default settings."""
+        return None if self.policy is None else policy_named(self.policy)

@@ -1,0 +1,265 @@
+"""Many machines: cases are independent, so Ray's workers take them, and one process keeps the run.
+
+The only room that knows ray. Each worker opens the model once and takes the cases of one source
+after another, as the serial run does, so that they share their clean prefill. The records are
+those of the serial run, in its order, apart from their times. Two things may change last bits: the
+number of threads of a worker, and another kind of processor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvedit.checkpoint.resolve import ALIASES, resolve
+from kvedit.errors import ContextError, KveditError, UsageError
+from kvedit.lab.arms import Arm
+from kvedit.lab.case import Case
+from kvedit.lab.run import Record, Run, describe
+from kvedit.lab.trial import Clean, run_case
+from kvedit.model.model import Model
+
+Outcomes = dict[str, Record | str]
+"""A record by the name of its case, or why the case does not fit the model's context."""
+
+LOCAL_WORKERS = 2
+_REACH_S = 5.0
+_STORE_BYTES = 1 << 27  # of a cluster of our own; cases and records are small
+_LOCAL = re.compile(r"local(?::([1-9]\d*))?", re.ASCII)
+_REMOTE = re.compile(r"(?!local:)([\w.\-]+):(\d{1,5})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An error for the user, as it comes from a worker: ray cannot carry it as an exception."""
+
+    fact: str
+    remedy: str
+
+
+class Worker:
+    """A model in a process of its own, on whichever machine Ray puts it."""
+
+    def open(self, config: Record, name: str, device: str, threads: int) -> Outcomes | Refused:
+        """Open the model, and compare it and the versions here with the run's; no outcomes yet."""
+        torch.set_num_threads(threads)
+        ours = config["model"]
+        try:
+            self.model = Model.admit(resolve(name), device=device, dtype=ours["dtype"])
+        except KveditError as error:
+            return Refused(error.fact, error.remedy)
+        self.clean: Clean | None = None
+        here = describe("", self.model, ours["name"], [], {}, "")
+        different = sorted(
+            key
+            for part in ("model", "versions")
+            for key in {*config[part], *here[part]}
+            if config[part].get(key) != here[part].get(key)
+        )
+        if different:
+            return Refused(
+                f"A Ray worker has another {', '.join(different)} than this machine.",
+                "Install the same versions and the same model there.",
+            )
+        return {}
+
+    def try_cases(self, cases: list[Case], arms: list[Arm], seed: int) -> Outcomes | Refused:
+        """Try every arm on cases."""
+        found: Outcomes = {}
+        try:
+            for case in cases:
+                try:
+                    found[case.name], self.clean = run_case(
+                        self.model, case, arms, seed=seed, clean=self.clean
+                    )
+                except ContextError as error:
+                    found[case.name] = error.fact
+        except KveditError as error:
+            return Refused(error.fact, error.remedy)
+        return found
+
+
+def distribute(
+    run: Run,
+    model: Model,
+    cases: Iterable[Case],
+    arms: list[Arm],
+    *,
+    address: str,
+    seed: int = 0,
+    on_case: Callable[[int, Record], None] = lambda done, record: None,
+    on_skip: Callable[[Case, str], None] = lambda case, why: None,
+) -> None:
+    """Run the cases that have no record yet on Ray's workers; else as `kvedit.lab.run.execute`.
+
+    A record waits for those of the cases before it, so the run's file grows in their order. An
+    interrupt ends the workers; what they had in hand runs again.
+
+    Args:
+        run: Gets a record a case; its `config` says which model the workers must find.
+        model: The same model here.
+        cases: All of them.
+        arms: Every case gets every arm.
+        address: As `check_address` takes it. `local:N` starts a cluster of N workers, which share
+            this machine's threads. A cluster gives a worker to each of its GPUs, or without a GPU
+            here, to each of its machines.
+        seed: For policies that draw.
+        on_case: Called with the number of cases done and the record, for old records too.
+        on_skip: Called with a case that does not fit the model's context, and why.
+
+    Raises:
+        UsageError: Ray is not installed or not there, has too few GPUs, or the model is spread.
+        KveditError: A worker died, or has another model or other versions.
+    """
+    if model.spread:
+        raise UsageError(
+            "A model that is spread over devices cannot go to Ray.", "Leave out --ray, or --device map."
+        )
+    cases = list(cases)
+    outcomes: Outcomes = {record["case"]: record for record in run.records()}
+    held = set(outcomes)
+    left = [case for case in cases if case.name not in held]
+    groups = [list(part) for _, part in groupby(left, key=lambda case: case.source)]
+    at = done = 0
+    with closing(_work(run, model, groups, arms, address, seed)) as work:
+        for found in chain([{}], work):
+            outcomes |= found
+            while at < len(cases) and cases[at].name in outcomes:
+                case, outcome = cases[at], outcomes[cases[at].name]
+                at += 1
+                if isinstance(outcome, str):
+                    on_skip(case, outcome)
+                    continue
+                if case.name not in held:
+                    run.append(outcome)
+                done += 1
+                on_case(done, outcome)
+
+
+def check_address(address: str) -> None:
+    """Refuse an address that is none of `local`, `local:N`, `auto`, `HOST:PORT`, and a missing ray.
+
+    Raises:
+        UsageError: Says which.
+    """
+    if address != "auto" and not _LOCAL.fullmatch(address) and not _REMOTE.fullmatch(address):
+        raise UsageError(f"--ray cannot be '{address}'.", "Write local:2, auto, or HOST:PORT.")
+    _import_ray()
+
+
+def _import_ray() -> Any:
+    # Ray reads these when it is imported: no reports to its makers, and a worker without a GPU of
+    # its own sees none.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("--ray needs Ray, which is not installed.", "pip install 'kvedit[ray]'") from None
+    return ray
+
+
+def _work(
+    run: Run, model: Model, groups: list[list[Case]], arms: list[Arm], address: str, seed: int
+) -> Generator[Outcomes]:
+    """Hand out groups as workers come free; give what comes back, as it comes."""
+    if not groups:
+        return
+    name = run.config["model"]["name"]
+    if name not in ALIASES and Path(name).expanduser().exists():
+        name = str(Path(name).expanduser().absolute())  # a worker has a working folder of its own
+    with _connected(address) as ray:
+        number, threads, gpus = _shares(ray, address, model.device.type)
+        make = ray.remote(Worker).options(num_cpus=threads, num_gpus=gpus, scheduling_strategy="SPREAD")
+        workers = [make.remote() for _ in range(min(number, len(groups)))]
+        waiting = iter(groups)
+        busy = {
+            worker.open.remote(run.config, name, model.device.type, threads): worker for worker in workers
+        }
+        while busy:
+            (ready,), _ = ray.wait(list(busy), num_returns=1)
+            worker = busy.pop(ready)
+            found = _fetch(ray, ready)
+            group = next(waiting, None)
+            if group is not None:
+                busy[worker.try_cases.remote(group, arms, seed)] = worker
+            yield found
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[Any]:
+    """Join or start a cluster; its workers end, and ours with it, when this is left."""
+    ray = _import_ray()
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if match := _LOCAL.fullmatch(address):
+            number = int(match[1] or LOCAL_WORKERS)
+            ray.init(
+                address="local",
+                num_cpus=number * _threads(number),
+                include_dashboard=False,
+                object_store_memory=_STORE_BYTES,
+                **quiet,
+            )
+        else:
+            if match := _REMOTE.fullmatch(address):  # ray itself tries for minutes
+                socket.create_connection((match[1], int(match[2])), _REACH_S).close()
+            ray.init(address=address, **quiet)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        first = str(error).split("\n")[0].rstrip(".")
+        raise UsageError(
+            f"Ray cannot be reached at {address} ({first}).",
+            "Start it with `ray start --head`, set RAY_AUTH_TOKEN if it wants one, or use --ray local:2.",
+        ) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _shares(ray: Any, address: str, device: str) -> tuple[int, int, int]:
+    """Give the number of workers, and what each gets: threads, GPUs."""
+    kind = "GPU" if device == "cuda" else "CPU"
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node for node in nodes if node.get(kind, 0) >= 1]
+    places = [int(node["GPU"]) if kind == "GPU" else 1 for node in nodes]
+    number, gpus = sum(places), int(kind == "GPU")
+    if match := _LOCAL.fullmatch(address):
+        wanted = int(match[1] or LOCAL_WORKERS)
+        if gpus and number < wanted:
+            raise UsageError(
+                f"{wanted} Ray workers need a GPU each, and {number} are here.", f"Use --ray local:{number}."
+            )
+        return wanted, _threads(wanted), gpus
+    if not nodes:
+        raise UsageError(f"The Ray cluster at {address} has no {kind}.", "Choose another with --device.")
+    shares = (int(node.get("CPU", 0)) // count for node, count in zip(nodes, places, strict=True))
+    return number, max(1, min(shares)), gpus
+
+
+def _threads(workers: int) -> int:
+    return max(1, (os.cpu_count() or 1) // workers)
+
+
+def _fetch(ray: Any, task: Any) -> Any:
+    """Get what a worker gives; raises `KveditError` when it refused or died."""
+    try:
+        found = ray.get(task)
+    except ray.exceptions.RayActorError as error:
+        raise KveditError(
+            f"A Ray worker ended before its cases were done ({str(error).splitlines()[0].rstrip('.')}).",
+            "Give the same command again to go on; Ray's logs may say why.",
+        ) from None
+    if isinstance(found, Refused):
+        raise KveditError(found.fact, found.remedy)
+    return found

@@ -1,0 +1,90 @@
+"""Do the rows that a policy buys lie in the evidence? No forward pass, so hundreds of cases are quick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvedit.errors import UsageError
+from kvedit.lab.arms import Arm
+from kvedit.lab.case import Case
+from kvedit.lab.staged import Staged
+from kvedit.lab.statistics import Bootstrap
+from kvedit.model.model import Model
+from kvedit.policies.evidence import Evidence
+from kvedit.policies.registry import policy_class
+from kvedit.repair.select import select
+
+Record = dict[str, Any]
+
+
+def precision(model: Model, cases: Iterable[Case], arms: Sequence[Arm], *, seed: int = 0) -> Iterator[Record]:
+    """Select rows for each case, and count those in a supporting passage.
+
+    Args:
+        model: Its embeddings and tokenizer.
+        cases: With evidence in their suffix; others are passed over.
+        arms: Of policies that run no probe.
+        seed: For policies that draw.
+
+    Raises:
+        UsageError: An arm needs a forward pass.
+    """
+    for arm in arms:
+        if arm.policy is None or policy_class(arm.policy).reads_cache:
+            raise UsageError(f"{arm.name} selects nothing without a forward pass.", "Leave it out.")
+    for case in cases:
+        staged = Staged.of(model, case)
+        if not staged.gold.any():
+            continue
+        evidence = Evidence(
+            model=model,
+            cache=model.new_cache(0),
+            ids=staged.ids,
+            unit=staged.unit,
+            units=staged.units,
+            query_ids=model.tokenizer.encode_text(case.question).ids,
+            suffix=staged.rows.suffix,
+            seed=seed,
+            past=staged.past,
+        )
+        yield {
+            "schema_version": 1,
+            "case": case.name,
+            "source": case.source,
+            "dataset": case.dataset,
+            "suffix": int(staged.rows.suffix.sum()),
+            "gold": int(staged.gold.sum()),
+            "arms": {arm.name: _arm(arm, staged, evidence) for arm in arms},
+        }
+
+
+def _arm(arm: Arm, staged: Staged, evidence: Evidence) -> Record:
+    policy, rows = arm.make_policy(), staged.rows
+    assert policy is not None
+    assert arm.budget is not None
+    budget = arm.budget.resolve(int(rows.suffix.sum()))
+    scores = policy.score(evidence)
+    support = select(scores, staged.unit, rows.stale, rows.suffix, budget, arm.support or policy.support)
+    return {"rows": len(support), "hit": int(staged.gold[support].sum())}
+
+
+def summarise_precision(records: Sequence[Record]) -> Record:
+    """Give, by dataset and arm, the mean share of bought rows in the evidence, with its interval.
+
+    Cases whose budget buys no row do not count.
+    """
+    found: Record = {}
+    for dataset in sorted({record["dataset"] for record in records}):
+        held = [record for record in records if record["dataset"] == dataset]
+        found[dataset] = {"cases": len(held), "arms": {}}
+        for arm in held[0]["arms"]:
+            bought = [record for record in held if record["arms"][arm]["rows"]]
+            shares = [record["arms"][arm]["hit"] / record["arms"][arm]["rows"] for record in bought]
+            sources = [(record["dataset"], record["source"]) for record in bought]
+            found[dataset]["arms"][arm] = (
+                Bootstrap(sources).means(np.array(shares)[:, None])[0].record() if bought else None
+            )
+    return found

@@ -1,0 +1,152 @@
+"""Natural multi-hop questions, and cases that delete a passage which no answer needs.
+
+After section 4.3 of *Budgeted KV-Cache Repair for Evolving Contexts*: each source question gives
+three cases that delete the same non-supporting passage from three places. The paper does not
+say which places; these are ours:
+
+    early    before all other passages, so all that is left is stale
+    middle   after half of them, rounded down
+    late     after three quarters of them, rounded down: before the last one alone, a budget of
+             a few per cent of what is stale would often buy nothing
+
+The other passages keep their order, so all three cases have the same text after the edit, and
+what differs is how much of it is stale.
+
+A passage is a line with its title and a line with its text; a blank line stands between two. The
+edit takes whole lines: the passage and the blank line behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from kvedit.errors import UsageError
+from kvedit.lab.case import Case
+from kvedit.lab.questions import Passage, Question, digest, read
+from kvedit.lab.scoring import normalise
+from kvedit.text.document import Edit
+
+__all__ = ["cases", "deletion", "draws", "lay_out", "read", "refusal", "sift", "unfit"]
+
+REQUEST = "Answer with a few words only."
+"""What is asked besides the question; exact match needs a short answer."""
+
+MAX_NEW_TOKENS = 32
+"""Of an answer; the longest of the data sets take over 20."""
+
+
+def unfit(question: Question) -> str | None:
+    """Say why a question gives no placement cases, or `None` if it does."""
+    if question.flaw is not None:
+        return question.flaw
+    if not any(normalise(answer, question.dataset) for answer in question.answers):
+        return "it has no answer with a word in it"
+    if not any(passage.supporting for passage in question.passages):
+        return "no passage is marked as evidence"
+    if not question.deletable:
+        return "every passage is evidence or holds the answer"
+    if len(question.passages) < 4:
+        return "fewer than four passages have no three places"
+    return None
+
+
+def sift(
+    questions: Iterable[Question], unfit: Callable[[Question], str | None] = unfit
+) -> tuple[list[Question], dict[str, str]]:
+    """Part the questions that qualify from the others.
+
+    Args:
+        questions: In the order of their file.
+        unfit: Says why one does not qualify; `kvedit.lab.location` has its own.
+
+    Returns:
+        Those that do, in order; and of each other its name and why it does not.
+    """
+    fit: list[Question] = []
+    left_out: dict[str, str] = {}
+    for question in questions:
+        reason = unfit(question)
+        if reason is None:
+            fit.append(question)
+        else:
+            left_out[question.name] = reason
+    return fit, left_out
+
+
+def cases(questions: Iterable[Question], *, seed: int = 0, limit: int | None = None) -> Iterator[Case]:
+    """Make three cases of each question: `early`, `middle` and `late`, in the questions' order.
+
+    Args:
+        questions: Of which all qualify; `sift` gives them.
+        seed: Of the draw of the passage to delete. Other questions and `limit` do not change it.
+        limit: Questions at most, not cases.
+
+    Raises:
+        UsageError: A question does not qualify; none is dropped without a word.
+    """
+    for question in islice(questions, limit):
+        if (reason := unfit(question)) is not None:
+            raise refusal(question, reason)
+        chosen = draws(question, seed)[0]
+        others = [passage for index, passage in enumerate(question.passages) if index != chosen]
+        places = {"early": 0, "middle": len(others) // 2, "late": len(others) * 3 // 4}
+        for placement, place in places.items():
+            passages = [*others[:place], question.passages[chosen], *others[place:]]
+            yield deletion(question, passages, place, placement, {"placement": placement})
+
+
+def draws(question: Question, seed: int) -> list[int]:
+    """Shuffle the indices of deletable passages by a hash of seed, question and index."""
+    return sorted(question.deletable, key=lambda index: digest(f"{seed}:{question.name}:{index}"))
+
+
+def refusal(question: Question, reason: str) -> UsageError:
+    """What to raise for a question that does not qualify."""
+    return UsageError(f"{question.name} gives no case: {reason}.", "Leave such questions out first (sift).")
+
+
+def deletion(
+    question: Question, passages: Sequence[Passage], place: int, label: str, facts: dict[str, Any]
+) -> Case:
+    """Make the case that deletes one passage of a text.
+
+    Args:
+        question: Asked about the rest.
+        passages: The text before the edit, in order.
+        place: Index of the passage to delete, not the last.
+        label: What the case's name has behind its source's.
+        facts: Of the case, besides type and set.
+    """
+    text, spans = lay_out(passages)
+    left = [passage for index, passage in enumerate(passages) if index != place]
+    gold = [span for passage, span in zip(left, lay_out(left)[1], strict=True) if passage.supporting]
+    return Case(
+        name=f"{question.name}-{label}",
+        source=question.name,
+        text=text,
+        edits=(Edit(spans[place][0], spans[place + 1][0]),),
+        question=f"{question.question} {REQUEST}",
+        answers=question.answers,
+        gold=tuple(gold),
+        dataset=question.dataset,
+        facts={**facts, "type": question.type, "set": question.dataset},
+        max_new_tokens=MAX_NEW_TOKENS,
+    )
+
+
+def lay_out(passages: Sequence[Passage]) -> tuple[str, list[tuple[int, int]]]:
+    """Write passages one below the other.
+
+    Returns:
+        The text, and of each passage the span `[start, stop)` of title and text in it, in
+        characters, without its last line end.
+    """
+    blocks = [passage.block for passage in passages]
+    spans: list[tuple[int, int]] = []
+    start = 0
+    for block in blocks:
+        spans.append((start, start + len(block) - 1))
+        start += len(block) + 1
+    return "\n".join(blocks), spans

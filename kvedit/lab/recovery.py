@@ -1,0 +1,197 @@
+"""A recovery: everything between an edit and the question, as a bench repeats it.
+
+Shift, selection and refresh as `ask` has them, but with any support, on a cache of the bench's
+own, and with the choice to select while the shift runs (Appendix G.3 and G.4 of Budgeted
+KV-Cache Repair).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvedit.cache.kv import KVCache, States
+from kvedit.cache.rows import Piece, RowTable
+from kvedit.errors import ContextError, UsageError
+from kvedit.model.model import Model
+from kvedit.policies.evidence import Evidence
+from kvedit.policies.registry import policy_named
+from kvedit.repair.refresh import choose_executor, prefill_, refresh_, shift_
+from kvedit.repair.select import select
+from kvedit.timing import Timings, waiter
+
+HEAD_ROWS = 16
+"""Rows before the edit of a document made by `Edited.of`."""
+GONE_ROWS = 32
+"""Rows that this edit removes."""
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """An edited document before its repair.
+
+    Attributes:
+        model: The model.
+        ids: Ids of all rows, `int64 [T]`.
+        rows: Where each row lives.
+        segments: Raw keys and values `[L, H, N, D]` by name.
+        unit: Unit of each row, `int64 [T]`; -1 before the body.
+        query_ids: Ids of the bare question, `int64 [Nq]`.
+    """
+
+    model: Model
+    ids: IntArray
+    rows: RowTable
+    segments: Mapping[str, tuple[Tensor, Tensor]]
+    unit: IntArray
+    query_ids: IntArray
+
+    @classmethod
+    def of(cls, model: Model, ids: IntArray, context: int, unit_rows: int = 32) -> Edited:
+        """Prefill ids with a passage near their start, and take that passage out.
+
+        Args:
+            model: Prefills.
+            ids: Repeated where they are too few, `int64 [N]`.
+            context: T, rows after the edit.
+            unit_rows: Rows in each unit.
+
+        Raises:
+            ContextError: The model was not made for so many rows.
+            UsageError: There is nothing behind the edit, or there are no ids.
+        """
+        if not len(ids) or context <= HEAD_ROWS:
+            raise UsageError(
+                f"A sweep over {context} rows of a text of {len(ids)} has nothing to refresh.",
+                f"Use a text, and more than {HEAD_ROWS} rows.",
+            )
+        if context + GONE_ROWS > model.context_length:
+            raise ContextError(
+                f"{context} rows and {GONE_ROWS} that are edited away do not fit the model's"
+                f" {model.context_length}.",
+                "Use a shorter context.",
+            )
+        before = np.resize(ids, context + GONE_ROWS).astype(np.int64)
+        cache = model.new_cache(len(before))
+        states = States.concatenate(list(prefill_(model, cache, model.to_device(before))))
+        after = HEAD_ROWS + GONE_ROWS
+        pieces = [Piece("text", 0, HEAD_ROWS), Piece("text", after, context - HEAD_ROWS)]
+        unit = np.arange(context) - HEAD_ROWS
+        return cls(
+            model,
+            np.delete(before, np.s_[HEAD_ROWS:after]),
+            RowTable.from_pieces(pieces, frontier=HEAD_ROWS),
+            {"text": (states.keys, states.values)},
+            np.where(unit < 0, -1, unit // unit_rows),
+            before[context // 2 : context // 2 + 12],
+        )
+
+    @property
+    def suffix(self) -> IntArray:
+        """The S rows that may be bought, sorted."""
+        return np.flatnonzero(self.rows.suffix)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A repaired cache, before any question is asked.
+
+    Attributes:
+        cache: The cache.
+        support: What was selected, `int64 [B]`.
+        computed: What was computed: the support and missing rows.
+        states: Raw states of the rows computed.
+        timings: `shift`, `selection` and `refresh`; with overlap `preparation` and `refresh`.
+    """
+
+    cache: KVCache
+    support: IntArray
+    computed: IntArray
+    states: States
+    timings: Timings
+
+
+def recover(
+    edited: Edited,
+    cache: KVCache,
+    budget: int,
+    *,
+    policy: str = "sur",
+    executor: str = "auto",
+    support: IntArray | None = None,
+    overlap: bool = False,
+) -> Recovery:
+    """Shift, select and refresh, as `ask` does before it reads the question.
+
+    Args:
+        edited: The document.
+        cache: Filled; has room for all rows and, for policies that probe, the question.
+        budget: B, rows to refresh.
+        policy: Name of the policy.
+        executor: As for `ask`.
+        support: Refreshed in place of what was selected, sorted `int64`.
+        overlap: Score and select while the shift runs, in another thread and, on CUDA, another
+            stream (section G.3). The result is the same, bit for bit. A bench's option only: on a
+            CPU both want the same cores, and nothing is saved.
+
+    Raises:
+        UsageError: A name that has no meaning, or overlap with a policy that needs the cache.
+    """
+    model, rows = edited.model, edited.rows
+    scorer = policy_named(policy)
+    if overlap and scorer.reads_cache:
+        raise UsageError(
+            f"The policy {policy} reads the shifted cache, so it cannot run beside the shift.",
+            "Leave the overlap out, or use a policy without a probe, such as sur.",
+        )
+    timings = Timings(waiter(model.device.type))
+
+    def shift(stream: Any = None) -> None:
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            shift_(model, cache, rows.placed(), edited.segments)
+
+    def selected() -> IntArray:
+        evidence = Evidence(
+            model=model,
+            cache=cache,
+            ids=edited.ids,
+            unit=edited.unit,
+            units=int(edited.unit.max(initial=-1)) + 1,
+            query_ids=edited.query_ids,
+            suffix=rows.suffix,
+            seed=0,
+        )
+        scores = scorer.score(evidence)
+        return select(scores, edited.unit, rows.stale, rows.suffix, budget, scorer.support)
+
+    if overlap:
+        with timings.measure("preparation"), ThreadPoolExecutor(1) as beside:
+            stream: Any = torch.cuda.Stream() if model.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+            if stream is not None:  # what fills the cache follows what made it
+                stream.wait_stream(torch.cuda.current_stream())
+            shifting = beside.submit(shift, stream)
+            chosen = selected()
+            shifting.result()
+            if stream is not None:
+                torch.cuda.current_stream().wait_stream(stream)
+    else:
+        with timings.measure("shift"):
+            shift()
+        with timings.measure("selection"):
+            chosen = selected()
+    cache.length = len(rows)
+    chosen = chosen if support is None else support
+    computed = np.union1d(chosen, np.flatnonzero(rows.missing))
+    with timings.measure("refresh", len(computed)):
+        ids = model.to_device(edited.ids)
+        parts = list(refresh_(model, cache, ids, computed, choose_executor(executor, computed)))
+    return Recovery(cache, chosen, computed, States.concatenate(parts), timings)

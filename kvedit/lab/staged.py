@@ -1,0 +1,70 @@
+"""A case as ids and rows: before the edit, after it, and where the evidence is. No forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvedit.cache.rows import Piece, RowTable
+from kvedit.lab.case import Case
+from kvedit.model.model import Model
+from kvedit.policies.evidence import Past
+from kvedit.text.document import Document
+from kvedit.text.units import unit_of_rows
+from kvedit.tokens.splice import Splice, Tokens
+
+IntArray = npt.NDArray[np.int64]
+DIRTY = "dirty"
+"""Name of the one segment that holds the rows of the text before the edit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The rows of a case, as a session has them right after its edit.
+
+    Attributes:
+        ids: Of head and edited text, `int64 [T]`.
+        rows: Where each row lives.
+        unit: Unit of each row, `int64 [T]`; -1 in the head.
+        past: Before the edit.
+        gold: Rows of the suffix that hold evidence, `bool [T]`.
+    """
+
+    ids: IntArray
+    rows: RowTable
+    unit: IntArray
+    past: Past
+    gold: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, model: Model, case: Case) -> Staged:
+        """Encode the text before and after the edit, and align them."""
+        head = np.array(model.layout(None).head_ids, dtype=np.int64)
+        text = Document(case.text).apply(list(case.edits)).text
+        old, new = model.tokenizer.encode_text(case.text), model.tokenizer.encode_text(text)
+        old_ids = np.concatenate([head, old.ids])
+        whole = RowTable.from_pieces([Piece(DIRTY, 0, len(old_ids))], len(old_ids))
+        splice = Splice.align(old, new, list(case.edits), len(case.text))
+        rows = whole.splice(splice, len(head), len(old))
+        return cls(
+            ids=np.concatenate([head, new.ids]),
+            rows=rows,
+            unit=np.concatenate([np.full(len(head), -1), unit_of_rows(text, new.starts)]),
+            past=Past(old_ids, np.where(rows.missing, -1, rows.index)),
+            gold=_rows_within(case.gold, new, len(head)) & rows.suffix,
+        )
+
+    @property
+    def units(self) -> int:
+        """How many units there are."""
+        return int(self.unit.max(initial=-1)) + 1
+
+
+def _rows_within(spans: tuple[tuple[int, int], ...], tokens: Tokens, head: int) -> npt.NDArray[np.bool_]:
+    """Mark the rows that touch one of the spans. `bool [T]`."""
+    inside = np.zeros(len(tokens), dtype=bool)
+    for start, stop in spans:
+        inside |= (tokens.stops > start) & (tokens.starts < stop)
+    return np.concatenate([np.zeros(head, dtype=bool), inside])

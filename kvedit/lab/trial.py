@@ -1,0 +1,282 @@
+"""A trial: one case on one model. Every arm starts from the same shifted cache and is asked the same.
+
+Fairness is here, in one place: the same B, the same support in every layer, the same question,
+probes that leave no trace, and the time of selection apart from that of the refresh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvedit.cache.kv import KVCache, States
+from kvedit.cache.rows import runs
+from kvedit.errors import ContextError
+from kvedit.lab.arms import Arm
+from kvedit.lab.case import Case
+from kvedit.lab.scoring import exact_match, f1
+from kvedit.lab.staged import DIRTY, Staged
+from kvedit.model.decode import Sampler, decode_, prefill_question_
+from kvedit.model.model import Model
+from kvedit.policies.evidence import Evidence
+from kvedit.repair.refresh import choose_executor, prefill_, refresh_, shift_
+from kvedit.repair.select import select
+from kvedit.timing import Timings, waiter
+
+IntArray = npt.NDArray[np.int64]
+NOTICE = "Note: a passage was removed from the text above. Do not rely on it. "
+"""What `erratum` puts before the question; it does not restate what was removed."""
+TENTHS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a cache answers.
+
+    Attributes:
+        logp: Log-probability of the right answer after the opening, summed over its ids.
+        margin: Mean log-probability of the right answer's ids minus that of the stale one's.
+        first: Log-probabilities at the first answer token, `float32 [vocabulary]`.
+        ids: Greedy answer.
+        text: The same as text.
+    """
+
+    logp: float
+    margin: float | None
+    first: Tensor
+    ids: tuple[int, ...]
+    text: str
+
+
+class Clean:
+    """A clean prefill of an edited text, and what it answers; shared by cases that end alike."""
+
+    def __init__(self, model: Model, case: Case, ids: IntArray) -> None:
+        self.key = clean_key(case, ids)
+        self.timings = Timings(waiter(model.device.type))
+        asked = Asked(model, case)
+        self.cache = model.new_cache(len(ids) + asked.room)
+        with self.timings.measure("prefill", len(ids)):
+            for _ in prefill_(model, self.cache, model.to_device(ids)):
+                pass
+        self.view = asked.view(self.cache, len(ids), self.timings)
+
+
+def clean_key(case: Case, ids: IntArray) -> tuple[Any, ...]:
+    """Say what two cases must share to share a clean prefill."""
+    return ids.tobytes(), case.question, case.opening, case.answers[0], case.stale, case.max_new_tokens
+
+
+class Asked:
+    """A case's question as ids, and what may follow it."""
+
+    def __init__(self, model: Model, case: Case) -> None:
+        encode, prompt = model.tokenizer.encode_text, model.layout(None)
+        self.model, self.case = model, case
+        self.query_ids = encode(case.question).ids
+        space = " " if case.opening else ""
+        self.answer = encode(space + case.answers[0]).ids
+        self.stale = None if case.stale is None else encode(space + case.stale).ids
+        opening = encode(case.opening).ids if case.opening else np.zeros(0, dtype=np.int64)
+        self._ids, self._noticed = (
+            np.concatenate([prompt.question_ids(model.tokenizer, text), opening])
+            for text in (case.question, NOTICE + case.question)
+        )
+        longest = max(case.max_new_tokens, len(self.answer), 0 if self.stale is None else len(self.stale))
+        self.room = len(self._noticed) + longest
+
+    def view(self, cache: KVCache, start: int, timings: Timings, *, notice: bool = False) -> View:
+        """Ask behind the first `start` rows, which stay as they are."""
+        model, case = self.model, self.case
+        ids = model.to_device(self._noticed if notice else self._ids)
+        cache.length = start
+        with timings.measure("question", len(ids)):
+            logits, _ = prefill_question_(model, cache, ids)
+        asked = cache.length
+        logp = self._log_probabilities(cache, asked, logits, self.answer)
+        margin = None
+        if self.stale is not None:
+            wrong = self._log_probabilities(cache, asked, logits, self.stale)
+            margin = float(logp.mean() - wrong.mean())
+        cache.length = asked
+        with timings.measure("decode"):
+            said = list(decode_(model, cache, logits, Sampler(0.0, 0), case.max_new_tokens, []))
+        cache.length = start
+        text = model.tokenizer.decode(said)
+        first = torch.log_softmax(logits, dim=-1)
+        return View(float(logp.sum()), margin, first, tuple(said), text)
+
+    def _log_probabilities(self, cache: KVCache, start: int, logits: Tensor, ids: IntArray) -> Tensor:
+        """Log-probability of each id, given those before it. `float32 [N]`."""
+        model, place = self.model, self.model.to_device(ids)
+        rows = logits[None]
+        if len(ids) > 1:
+            stop = start + len(ids) - 1
+            hidden = model.walk(place[:-1], slice(start, stop), cache, outputs=len(ids) - 1).hidden
+            rows = torch.cat([rows, model.logits(hidden)])
+        cache.length = start
+        return torch.log_softmax(rows, dim=-1).gather(1, place[:, None])[:, 0]
+
+
+class Trial:
+    """One case, its dirty cache shifted to the edited text, and the clean prefill to compare with.
+
+    Args:
+        model: The model.
+        case: The case.
+        seed: For policies that draw.
+        clean: The clean prefill of the case before, used again if it is the same text.
+
+    Raises:
+        ContextError: The text and its answer do not fit the model's context.
+    """
+
+    def __init__(self, model: Model, case: Case, *, seed: int = 0, clean: Clean | None = None) -> None:
+        self.model, self.case, self.seed = model, case, seed
+        self.asked = Asked(model, case)
+        self.staged = Staged.of(model, case)
+        self.ids, self.rows = self.staged.ids, self.staged.rows
+        longest = max(len(self.staged.past.ids), len(self.ids)) + self.asked.room
+        if longest > model.context_length:
+            raise ContextError(
+                f"Case {case.name} needs {longest} tokens, and the model's context holds "
+                f"{model.context_length}.",
+                "Ask for shorter cases, or choose a model with a longer context.",
+            )
+        self.timings = Timings(waiter(model.device.type))
+        self._shift(self.staged.past.ids)
+        if clean is None or clean.key != clean_key(case, self.ids):
+            clean = Clean(model, case, self.ids)
+        self.clean = clean
+
+    def run(self, arm: Arm) -> dict[str, Any]:
+        """Try an arm; give its record, as a line of `cases.jsonl` holds it."""
+        if arm.name == "reprefill":
+            return self._record(arm, self.clean.view, self.clean.timings, None)
+        timings = Timings(self.timings.synchronize, {"shift": self.timings.phases["shift"]})
+        missing = np.flatnonzero(self.rows.missing)
+        support = self._support(arm, timings, missing)
+        computed = np.union1d(support, missing)
+        try:
+            with timings.measure("refresh", len(computed)):
+                if arm.copies:
+                    self._put(self.clean.cache, support)
+                    self._refresh(missing)  # they see the copies, as they see refreshed rows
+                else:
+                    self._refresh(computed)
+            view = self.asked.view(self.cache, len(self.ids), timings, notice=arm.name == "erratum")
+        finally:
+            self._put(self._shifted, computed)
+        return self._record(arm, view, timings, support)
+
+    def _support(self, arm: Arm, timings: Timings, missing: IntArray) -> IntArray:
+        """Choose rows as `ask` does; the time it takes is the probe's cost."""
+        suffix = self.rows.suffix
+        budget = 0 if arm.budget is None else arm.budget.resolve(int(suffix.sum()))
+        policy = arm.make_policy()
+        if policy is None:
+            return np.flatnonzero(suffix) if budget else np.zeros(0, dtype=np.int64)
+        if len(missing) and policy.reads_cache:  # as `ask` does
+            with timings.measure("refresh"):
+                self._refresh(missing)
+        with timings.measure("selection", int(suffix.sum())):
+            scores = policy.score(self.evidence())
+            return select(
+                scores, self.staged.unit, self.rows.stale, suffix, budget, arm.support or policy.support
+            )
+
+    def evidence(self) -> Evidence:
+        """What a policy may look at."""
+        return Evidence(
+            model=self.model,
+            cache=self.cache,
+            ids=self.ids,
+            unit=self.staged.unit,
+            units=self.staged.units,
+            query_ids=self.asked.query_ids,
+            suffix=self.rows.suffix,
+            seed=self.seed,
+            past=self.staged.past,
+            clean=self.clean.cache,
+        )
+
+    def _shift(self, old_ids: IntArray) -> None:
+        """Prefill the text before the edit, and bring its rows to their places."""
+        model = self.model
+        dirty = model.new_cache(len(old_ids))
+        states = States.concatenate(list(prefill_(model, dirty, model.to_device(old_ids))))
+        self.cache = model.new_cache(len(self.ids) + self.asked.room)
+        with self.timings.measure("shift"):
+            shift_(model, self.cache, self.rows.placed(), {DIRTY: (states.keys, states.values)})
+        self.cache.length = len(self.ids)
+        self._shifted = self.cache.clone()
+
+    def _refresh(self, rows: IntArray) -> None:
+        if len(rows):
+            executor = choose_executor("auto", rows)
+            for _ in refresh_(self.model, self.cache, self.model.to_device(self.ids), rows, executor):
+                pass
+
+    def _put(self, source: KVCache, rows: IntArray) -> None:
+        """Put rows of another cache in the place of the working cache's."""
+        place = torch.from_numpy(rows).to(self.model.device)
+        self.cache.keys[:, :, place] = source.keys[:, :, place]
+        self.cache.values[:, :, place] = source.values[:, :, place]
+
+    def _record(self, arm: Arm, view: View, timings: Timings, support: IntArray | None) -> dict[str, Any]:
+        case, clean, suffix = self.case, self.clean.view, np.flatnonzero(self.rows.suffix)
+        gold = self.staged.gold
+        chosen = np.zeros(0, dtype=np.int64) if support is None else support
+        hit = int(gold[chosen].sum())
+        place = np.searchsorted(suffix, chosen) * TENTHS // max(len(suffix), 1)
+        same = next(
+            (at for at, pair in enumerate(zip(clean.ids, view.ids, strict=False)) if pair[0] != pair[1]),
+            min(len(clean.ids), len(view.ids)),
+        )
+        divergence = (clean.first.exp() * (clean.first - view.first)).nan_to_num(0.0).sum()
+        return {
+            "policy": arm.policy,
+            "support": arm.support,
+            "budget": None if arm.budget is None else arm.budget.text,
+            "rows": None if arm.budget is None else arm.budget.resolve(len(suffix)),
+            "refreshed": len(chosen),
+            "runs": sum(1 for _ in runs(chosen)),
+            "em": exact_match(view.text, case.answers, case.dataset),
+            "f1": f1(view.text, case.answers, case.dataset),
+            "stale_shown": None if case.stale is None else case.stale in view.text,
+            "answer": view.text,
+            "logp": view.logp,
+            "logp_change": view.logp - clean.logp,
+            "margin": view.margin,
+            "kl": float(divergence),
+            "top1": int(view.first.argmax()) == int(clean.first.argmax()),
+            "agreement": same / len(clean.ids) if clean.ids else float(not view.ids),
+            "seconds": {name: phase.seconds for name, phase in timings.phases.items()},
+            "gold_recall": hit / int(gold.sum()) if gold.any() and len(chosen) else None,
+            "gold_precision": hit / len(chosen) if gold.any() and len(chosen) else None,
+            "where": np.bincount(place, minlength=TENTHS).tolist(),
+        }
+
+
+def run_case(
+    model: Model, case: Case, arms: list[Arm], *, seed: int = 0, clean: Clean | None = None
+) -> tuple[dict[str, Any], Clean]:
+    """Try every arm on a case; give the case's record, and its clean prefill for the next one."""
+    trial = Trial(model, case, seed=seed, clean=clean)
+    record = {
+        "schema_version": 1,
+        "case": case.name,
+        "source": case.source,
+        "dataset": case.dataset,
+        "facts": case.facts,
+        "tokens": len(trial.ids),
+        "suffix": int(trial.rows.suffix.sum()),
+        "stale_answer": case.stale is not None,
+        "arms": {arm.name: trial.run(arm) for arm in arms},
+    }
+    return record, trial.clean

@@ -1,0 +1,52 @@
+"""The policies by the name that a user types. Importing this module imports none of them, and no torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from kvedit.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvedit.policies.evidence import Policy
+
+POLICIES = {
+    "sur": "kvedit.policies.sur:Sur",
+    "sur-seam": "kvedit.policies.sur_seam:SurSeam",
+    "sur-plain": "kvedit.policies.sur_plain:SurPlain",
+    "tokens": "kvedit.policies.tokens:Tokens",
+    "window": "kvedit.policies.window:Window",
+    "units-bm25": "kvedit.policies.units_bm25:UnitsBm25",
+    "units-random": "kvedit.policies.units_random:UnitsRandom",
+    "editlocal": "kvedit.policies.editlocal:EditLocal",
+    "epic": "kvedit.policies.epic:Epic",
+    "structural": "kvedit.policies.structural:Structural",
+    "cacheblend": "kvedit.policies.cacheblend:CacheBlend",
+    "cachecraft": "kvedit.policies.cachecraft:CacheCraft",
+    "infoflow": "kvedit.policies.infoflow:InfoFlow",
+    "prophetkv": "kvedit.policies.prophetkv:ProphetKV",
+    "qcfuse": "kvedit.policies.qcfuse:QcFuse",
+    "snapkv": "kvedit.policies.snapkv:SnapKV",
+    "neighbor": "kvedit.policies.neighbor:Neighbor",
+    "recency": "kvedit.policies.recency:Recency",
+    "oracle": "kvedit.policies.oracle:Oracle",
+}
+"""Module and class of each policy."""
+
+
+def policy_class(name: str) -> type[Policy]:
+    """Return the class of a policy.
+
+    Raises:
+        UsageError: There is no policy of that name.
+    """
+    if name not in POLICIES:
+        raise UsageError(f"There is no policy '{name}'.", f"Choose one of {', '.join(POLICIES)}.")
+    module, _, attribute = POLICIES[name].partition(":")
+    found: type[Policy] = getattr(import_module(module), attribute)
+    return found
+
+
+def policy_named(name: str) -> Policy:
+    """Return the policy of that name with its default settings; raises as `policy_class` does."""
+    return policy_class(name)()

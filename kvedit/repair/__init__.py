@@ -1,0 +1,1 @@
+"""Repair: budget, selection, refresh, and what checks them."""

@@ -1,0 +1,1 @@
+"""Sessions: every verb of the command line as a method."""

@@ -1,0 +1,168 @@
+"""Load and purge: prefill a document into a session, chunk by chunk, each chunk a segment."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kvedit.cache.memory import check_memory, trim
+from kvedit.cache.rows import MISSING, RowTable
+from kvedit.errors import SessionError
+from kvedit.model.model import CHUNK_ROWS, Model
+from kvedit.repair.refresh import prefill_
+from kvedit.store.home import Home
+from kvedit.store.journal import Journal
+from kvedit.store.records import Entry, JournalRecord, Manifest, ModelRecord, Revision
+from kvedit.store.store import Store
+from kvedit.text.document import Document
+from kvedit.timing import Timings, now, waiter
+from kvedit.tokens.prompt import check_context, encode_body
+
+IntArray = npt.NDArray[np.int64]
+Progress = Callable[[int, int], None]
+"""Called with rows done and rows in all."""
+
+
+def prefill_document(
+    store: Store,
+    document: Document,
+    model: Model,
+    record: ModelRecord,
+    system: str | None,
+    timings: Timings,
+    progress: Progress,
+) -> None:
+    """Prefill a document into `store`; see `Session.load`. What a failed load wrote is removed again."""
+    model.check()
+    prompt = model.layout(system)
+    body = encode_body(model.tokenizer, document.text, model.context_length)
+    ids = np.concatenate([np.array(prompt.head_ids, dtype=np.int64), body.ids])
+    shortest = len(prompt.question_ids(model.tokenizer, "")) + 1
+    check_context(len(ids), shortest, "the shortest question", model.context_length)
+    _check_memory(model, len(ids))
+    _remove_orphans(store)
+    try:
+        rows = _prefill(store, model, ids, timings, progress)
+        created = now()
+        manifest = Manifest(
+            created=created,
+            used=Home(store.folder.parent).next_use(),
+            source=document.source.path,
+            encoding=document.source.encoding,
+            bom=document.source.bom,
+            system=system,
+            model=record,
+            tokenizer=store.write_tokenizer(model.tokenizer.serialized),
+            head_ids=prompt.head_ids,
+            before_question=prompt.before_question,
+            after_question=prompt.after_question,
+            before_next=prompt.before_next,
+            prefill_tokens_per_s=len(ids) / timings.seconds("prefill"),
+            journal=JournalRecord("", 0, ""),
+            revision=0,
+        )
+        _begin(store, manifest, document, rows, "load")
+    except BaseException:
+        _remove_orphans(store)
+        raise
+
+
+def prefill_again(
+    store: Store, manifest: Manifest, document: Document, model: Model, timings: Timings, progress: Progress
+) -> None:
+    """Prefill the present text into a session without a past; see `Session.purge`."""
+    ids = np.concatenate(
+        [np.array(manifest.head_ids, dtype=np.int64), model.tokenizer.encode_text(document.text).ids]
+    )
+    _check_memory(model, len(ids))
+    try:
+        rows = _prefill(store, model, ids, timings, progress)
+        speed = len(ids) / timings.seconds("prefill")
+        fresh = replace(manifest, prefill_tokens_per_s=speed, revision=0, undone=())
+        _begin(store, fresh, document, rows, "purge")
+    except BaseException:
+        _remove_orphans(store)
+        raise
+
+
+def _begin(store: Store, manifest: Manifest, document: Document, rows: RowTable, command: str) -> None:
+    """Write the first revision of a new journal, publish it, and drop all that was there before."""
+    entry = Entry(
+        number=0,
+        parent=None,
+        state=0,
+        created=now(),
+        command=command,
+        edits=0,
+        changes=(),
+        lines=document.line_count,
+        tokens=len(rows),
+        stale=0,
+        missing=0,
+        frontier=rows.frontier,
+    )
+    journal = Journal(store.folder, None)
+    store.append(journal, Revision(entry, document.text, tuple(rows.pieces())))
+    manifest = replace(manifest, journal=journal.record)
+    store.write_manifest(manifest)
+    store.sweep(manifest, journal)
+
+
+def _check_memory(model: Model, count: int) -> None:
+    """Refuse, before anything is computed, a document whose cache would not fit into memory."""
+    needed = model.cache_bytes(count) + model.walk_bytes(min(count, CHUNK_ROWS))
+    check_memory(f"A document of {count:,} tokens", needed, model.device)
+
+
+def _prefill(store: Store, model: Model, ids: IntArray, timings: Timings, progress: Progress) -> RowTable:
+    """Compute and save all rows; a chunk is written while the next one is computed."""
+    timings.synchronize = waiter(model.device.type)
+    count = len(ids)
+    none = np.zeros(count, dtype=np.int64)
+    rows = RowTable((), none + MISSING, none, none.astype(bool), 0)
+    trim()  # of what encoding took
+    cache = model.new_cache(count)
+    done = 0
+
+    def on_layer(layer: int) -> None:
+        chunk = min(CHUNK_ROWS, count - done)
+        progress(done + chunk * layer // model.layers, count)
+
+    chunks = prefill_(model, cache, model.to_device(ids), on_layer)
+    with ThreadPoolExecutor(1) as disk:
+        written: Future[str] | None = None
+        place = none[:0]
+        while done < count or written is not None:
+            states = None
+            if done < count:
+                with timings.measure("prefill"):
+                    states = next(chunks)
+            with timings.measure("save"):
+                if written is not None:
+                    rows, written = rows.computed(place, written.result()), None
+            if states is not None:
+                place = states.rows.numpy()
+                written = disk.submit(store.write_segment, states, ids[place])
+                done += len(place)
+                timings.add("prefill", 0.0, len(place))
+                progress(done, count)
+            trim()
+    return rows
+
+
+def _remove_orphans(store: Store) -> None:
+    """Remove what a killed or failed command left behind.
+
+    The files of a session that cannot be read stay: until a load replaces it, another kvedit,
+    or a person, may still make something of them.
+    """
+    with contextlib.suppress(SessionError):
+        if store.exists():
+            store.sweep(*store.read())
+        else:
+            store.sweep(None, None)

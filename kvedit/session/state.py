@@ -1,0 +1,383 @@
+"""The present state of a session: what is on disk, and what of it is in memory.
+
+`Session` has the verbs; here is what they stand on. Loads no torch until something is computed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvedit.cache.rows import RowTable
+from kvedit.errors import ModelError, SessionError
+from kvedit.store.files import damaged
+from kvedit.store.journal import Journal
+from kvedit.store.records import Entry, Manifest, Revision
+from kvedit.store.store import Store
+from kvedit.text.document import Document, Edit, Source
+from kvedit.timing import now
+from kvedit.tokens.prompt import Prompt, check_context, encode_body
+from kvedit.tokens.splice import Splice, Tokens
+from kvedit.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvedit.cache.kv import States
+    from kvedit.model.model import Model
+    from kvedit.repair.working import WorkingCache
+
+IntArray = npt.NDArray[np.int64]
+KEEP_ROWS = 1024
+"""Rows that healing computes at most before it keeps them."""
+_GATHER_ROWS = 256  # a short piece, and few pages of files at once
+
+
+class Present:
+    """A document in a model's cache, as it is now.
+
+    Attributes:
+        store: Its files.
+        manifest: What was fixed at load, and which revision is the present one.
+        journal: All revisions.
+        revision: The present one.
+        document: The present text.
+        tokenizer: The tokenizer that encoded it.
+        tokens: Its tokens.
+        rows: Where each row lives: of head, document and conversation.
+        segments: Raw keys and values `[L, H, N, D]` by segment, once read.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.segments: dict[str, tuple[Tensor, Tensor]] = {}
+        self._segment_ids: dict[str, npt.NDArray[np.int32]] = {}
+        self._model: Model | None = None
+        self._working: WorkingCache | None = None
+        self._read()
+
+    def _read(self) -> None:
+        manifest, journal = self.store.read()
+        self.tokenizer = _tokenizer(self.store.read_tokenizer(manifest.tokenizer))
+        if self.tokenizer.fingerprint != manifest.model.parts["tokenizer"]:
+            raise damaged("the tokenizer", "is not that of the model")
+        if self._model is not None and manifest.model.differs_from(self._model.parts):
+            self._model = self._working = None  # another process has loaded with another one
+        self._show(manifest, journal, journal.revision(manifest.revision))
+
+    def _show(self, manifest: Manifest, journal: Journal, revision: Revision) -> None:
+        document = Document(revision.text, Source(manifest.source, manifest.encoding, manifest.bom))
+        tokens = self.tokenizer.encode_text(document.text)
+        expected = len(manifest.head_ids) + len(tokens) + len(revision.turns)
+        rows = _unrolled(revision, expected)
+        self.manifest, self.journal, self.revision = manifest, journal, revision
+        self.document, self.tokens, self.rows = document, tokens, rows
+
+    @property
+    def ids(self) -> IntArray:
+        """Ids of all rows: head, document and conversation. `int64 [T]`."""
+        return self._joined(self.tokens.ids, self.revision.turns)
+
+    def rows_of(self, number: int) -> tuple[IntArray, RowTable]:
+        """Give the ids of all rows of a revision, `int64 [N]`, and where each of them lives."""
+        revision = self.journal.revision(number)
+        ids = self._joined(self.tokenizer.encode_text(revision.text).ids, revision.turns)
+        return ids, _unrolled(revision, len(ids))
+
+    def _joined(self, body: IntArray, turns: Sequence[int]) -> IntArray:
+        head, spoken = (np.array(part, dtype=np.int64) for part in (self.manifest.head_ids, turns))
+        ids = np.concatenate([head, body, spoken])
+        if self._model is not None:
+            _check_ids(ids, self._model)
+        return ids
+
+    @property
+    def document_rows(self) -> int:
+        """Rows of head and document, without the conversation."""
+        return len(self.manifest.head_ids) + len(self.tokens)
+
+    @property
+    def prompt(self) -> Prompt:
+        """The layout that was fixed at load."""
+        kept = self.manifest
+        return Prompt(kept.head_ids, kept.before_question, kept.after_question, kept.before_next)
+
+    @property
+    def replay_s(self) -> float:
+        """Estimated time of recomputing every row from the frontier on."""
+        return (len(self.rows) - self.rows.frontier) / self.manifest.prefill_tokens_per_s
+
+    @property
+    def model(self) -> Model:
+        """The model that computed the rows; opened when it is first needed.
+
+        Raises:
+            ModelError: It cannot be had.
+            SessionError: What is there now is another one.
+        """
+        if self._model is None:
+            self.use_model(self.find_model())
+        assert self._model is not None
+        return self._model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the model is open."""
+        return self._model is not None
+
+    @property
+    def working(self) -> WorkingCache:
+        """The working cache, kept warm."""
+        if self._working is None:
+            from kvedit.repair.working import WorkingCache
+
+            self._working = WorkingCache(self.model)
+        return self._working
+
+    def find_model(self, name: str | None = None, report: Callable[[str], None] = lambda text: None) -> Model:
+        """Open the model from where it was at load, or from `name`; raises as `model` does."""
+        from kvedit.checkpoint.resolve import resolve
+        from kvedit.model.model import Model
+
+        record = self.manifest.model
+        at_load = Path(record.directory)
+        known = name is None and at_load.is_absolute() and os.path.isdir(at_load)
+        try:
+            directory = at_load if known else resolve(name or record.name, report)
+        except (OSError, RuntimeError, ValueError) as error:  # too long for a file, a home that nobody has
+            raise ModelError(
+                f"The model '{name or record.name}' cannot be looked for: "
+                f"{getattr(error, 'strerror', None) or error}.",
+                "Give its folder with --model.",
+            ) from None
+        # It was admitted at load, but the versions of the libraries may be others since.
+        return Model.admit(directory, device=record.device, dtype=record.dtype)
+
+    def use_model(self, model: Model) -> None:
+        """Give the session the model that computed its rows.
+
+        Raises:
+            SessionError: It is another model; names the part that differs.
+        """
+        if model is self._model:
+            return
+        if part := self.manifest.model.differs_from(model.parts):
+            raise SessionError(
+                f"The session was computed by another model: the {part.replace('_', ' ')} differs.",
+                f"Use the model '{self.manifest.model.name}' as it was, or load the document "
+                "again with `kvedit load FILE --force`.",
+            )
+        _check_ids(self.manifest.head_ids, model)
+        for name, (keys, _) in self.segments.items():
+            _check_sizes(name, keys, model)
+        self._model, self._working = model, None
+
+    @contextmanager
+    def writing(self, command: str) -> Iterator[None]:
+        """Hold the session's lock, and begin with what is on disk now.
+
+        Raises:
+            LockedError: Another process is changing it.
+        """
+        with self.store.lock(command, now()):
+            self.update()
+            yield
+
+    def update(self) -> None:
+        """Read again what another process has changed."""
+        if self.store.read_manifest() != self.manifest:
+            self._read()
+
+    def read_segments(self, limit: int | None = None) -> bool:
+        """Read and verify the segments that the present rows live in; say whether all are there.
+
+        Args:
+            limit: How many may be read now; all of them if not given.
+
+        Raises:
+            SessionError: One is missing or damaged, or holds other tokens than the document.
+        """
+        ids, row, needed = self.ids, 0, set(self.rows.segments)
+        for name in set(self.segments) - needed:
+            del self.segments[name], self._segment_ids[name]
+        for piece in self.rows.pieces():
+            if piece.segment is not None:
+                if piece.segment not in self.segments:
+                    if limit == 0:
+                        return False
+                    limit = None if limit is None else limit - 1
+                    tensors = self.store.read_segment(piece.segment)
+                    if str(tensors["keys"].dtype) != f"torch.{self.manifest.model.dtype}":
+                        raise damaged(f"segment {piece.segment}", "has another dtype than the model")
+                    if self._model is not None:
+                        _check_sizes(piece.segment, tensors["keys"], self._model)
+                    self.segments[piece.segment] = (tensors["keys"], tensors["values"])
+                    self._segment_ids[piece.segment] = tensors["ids"].numpy()
+                held = self._segment_ids[piece.segment][piece.start : piece.start + piece.length]
+                if not np.array_equal(held, ids[row : row + piece.length]):
+                    raise SessionError(
+                        f"The session is damaged: segment {piece.segment} holds the wrong tokens.",
+                        "Load the document again with `kvedit load FILE --force`.",
+                    )
+            row += piece.length
+        return True
+
+    def forget_segments(self) -> None:
+        """Let the files of the segments go; they are read again when they are needed."""
+        self.segments.clear()
+        self._segment_ids.clear()
+
+    def gather(self, rows: RowTable, wanted: IntArray) -> Iterator[int]:
+        """Bring rows into the working cache, some at a time; give how many each time.
+
+        Args:
+            rows: A table of rows in the segments that were read; there is room for it.
+            wanted: Which of its rows, sorted; they have a state.
+        """
+        from kvedit.store.tensorfile import release
+
+        for first in range(0, len(wanted), _GATHER_ROWS):
+            yield self.working.gather_(rows, wanted[first : first + _GATHER_ROWS], self.segments)
+            for keys, _ in self.segments.values():
+                release(keys)
+        self.working.cache.length = len(rows)
+
+    def edit(self, edits: Sequence[Edit], command: str) -> Splice:
+        """Change the text; nothing is computed. The caller holds the lock.
+
+        Raises:
+            ContextError: The text would not fit the model's context.
+        """
+        document = self.document.apply(edits)
+        context = self.manifest.model.context_length
+        tokens = encode_body(self.tokenizer, document.text, context)
+        head, turns = len(self.manifest.head_ids), self.revision.turns
+        shortest = len(self.prompt.question_ids(self.tokenizer, "")) + 1
+        total = head + len(tokens) + len(turns)
+        if total > len(self.rows):  # what makes room is right, though a conversation has left none
+            check_context(total, shortest, "the shortest question", context)
+        splice = Splice.align(self.tokens, tokens, edits, len(self.document.text))
+        rows = self.rows.splice(splice, head, len(self.tokens))
+        self.commit(command, rows, document=document, tokens=tokens, changes=tuple(edits))
+        return splice
+
+    def commit(
+        self,
+        command: str,
+        rows: RowTable,
+        *,
+        document: Document | None = None,
+        tokens: Tokens | None = None,
+        changes: tuple[Edit, ...] = (),
+        turns: tuple[int, ...] | None = None,
+    ) -> None:
+        """Write a revision after the present one, and make it the present one."""
+        document = self.document if document is None else document
+        tokens = self.tokens if tokens is None else tokens  # no tokens at all are false
+        before, number = self.revision.entry, len(self.journal)
+        entry = Entry(
+            number=number,
+            parent=before.number,
+            state=number if changes else before.state,
+            created=now(),
+            command=command,
+            edits=before.edits + bool(changes),
+            changes=tuple(replace(edit, origin=None) for edit in changes),
+            lines=document.line_count,
+            tokens=len(rows),
+            stale=int(rows.stale.sum()),
+            missing=int(rows.missing.sum()),
+            frontier=rows.frontier,
+        )
+        pieces = tuple(rows.pieces())
+        revision = Revision(entry, document.text, pieces, self.revision.turns if turns is None else turns)
+        try:
+            self.store.append(self.journal, revision)
+            self._publish(number, () if changes else self.manifest.undone)
+        except BaseException:
+            # What was written does not count; neither must it in memory.
+            with suppress(SessionError):  # what went wrong first is what to tell
+                self.journal = Journal(self.store.folder, self.manifest.journal)
+            raise
+        # Rolled up and unrolled again, the table names no segment that it does not use.
+        self.rows = RowTable.from_pieces(pieces, rows.frontier)
+        self.revision, self.document, self.tokens = revision, document, tokens
+
+    def go_to(self, number: int, undone: tuple[int, ...]) -> None:
+        """Make an earlier or later revision the present one. The caller holds the lock."""
+        before = self.manifest, self.journal, self.revision
+        self._show(self.manifest, self.journal, self.journal.revision(number))  # if it is whole
+        try:
+            self._publish(number, undone)
+        except BaseException:
+            self._show(*before)
+            raise
+
+    def _publish(self, number: int, undone: tuple[int, ...]) -> None:
+        manifest = replace(self.manifest, revision=number, undone=undone, journal=self.journal.record)
+        self.store.write_manifest(manifest)
+        self.manifest = manifest
+
+    def keep(self, parts: Sequence[States], command: str, turns: tuple[int, ...] | None = None) -> None:
+        """Keep recomputed rows, in a revision of the same text. The caller holds the lock.
+
+        Args:
+            parts: Raw states, each of ascending rows; a later part was computed after an earlier.
+            command: What made them.
+            turns: The conversation's ids, if it went on; their rows follow the present ones.
+        """
+        ids, rows = self.ids, self.rows
+        if turns is not None:
+            grown = turns[len(self.revision.turns) :]
+            ids = np.concatenate([ids, np.array(grown, dtype=np.int64)])
+            rows = rows.extended(len(grown))
+        for states in parts:
+            place = states.rows.cpu().numpy()
+            rows = rows.computed(place, self.store.write_segment(states, ids[place]))
+        self.commit(command, rows, turns=turns)
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(serialized: str) -> Tokenizer:
+    """Make a tokenizer, or take the one that another session of this process has made."""
+    try:
+        return Tokenizer(serialized)
+    except Exception:  # whatever the library says of it; the class is not more exact
+        raise damaged("the tokenizer", "cannot be understood") from None
+
+
+def _unrolled(revision: Revision, expected: int) -> RowTable:
+    """Give the rows of a revision of so many tokens; they are counted before memory is taken for them.
+
+    Raises:
+        SessionError: They are more or fewer, or some before the frontier have no state.
+    """
+    total, frontier = sum(piece.length for piece in revision.rows), revision.entry.frontier
+    if total != expected:
+        raise SessionError(
+            f"The session is damaged: it has {total} rows for {expected} tokens.",
+            "Load the document again with `kvedit load FILE --force`.",
+        )
+    rows = RowTable.from_pieces(revision.rows, frontier)
+    if frontier > total or rows.missing[:frontier].any():
+        raise damaged(f"revision {revision.entry.number}", "has missing rows before its frontier")
+    return rows
+
+
+def _check_ids(ids: Sequence[int] | IntArray, model: Model) -> None:
+    if len(ids) and int(np.max(ids)) >= model.vocabulary:
+        raise damaged("a token id", "is none of the model's")
+
+
+def _check_sizes(name: str, keys: Tensor, model: Model) -> None:
+    layers, heads, _, width = keys.shape
+    if (layers, heads, width) != (model.layers, model.heads, model.width):
+        raise damaged(f"segment {name}", "has other sizes than the model")

@@ -1,0 +1,129 @@
+"""Verify: compare the working cache with a clean prefill of the same ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvedit.cache.kv import KVCache
+from kvedit.cache.memory import check_memory
+from kvedit.model.decode import Sampler, decode_, prefill_question_
+from kvedit.model.model import CHUNK_ROWS
+from kvedit.repair.refresh import prefill_, refresh_
+from kvedit.repair.reports import Comparison, Verification
+from kvedit.session.asking import Asking, Options
+from kvedit.session.state import Present
+from kvedit.timing import Timings
+from kvedit.tokens.prompt import check_context
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Relative deviation that rounding alone may reach: other chunks are other orders of summation."""
+
+
+def verify(
+    session: Present,
+    question: str | None,
+    options: Options,
+    max_new_tokens: int,
+    progress: Callable[[int, int], None],
+) -> Verification:
+    """Compare; see `Session.verify`. Nothing is kept."""
+    model, ids = session.model, session.ids
+    total = len(ids)
+    timings = Timings()
+    asking = Asking(session, options, timings, lambda name: None)
+    # Without --continue a question sees head and document alone, and so do its two caches.
+    seen = len(asking.rows)
+    question_ids = None
+    if question is not None:
+        next_turn = options.chat and bool(session.revision.turns)
+        encoded = session.prompt.question_ids(session.tokenizer, question, next_turn=next_turn)
+        check_context(seen, len(encoded) + max_new_tokens, "question and answer", model.context_length)
+        question_ids = model.to_device(encoded)
+    room = 0 if question_ids is None else len(question_ids) + max_new_tokens
+
+    both = model.cache_bytes(seen + room) + session.working.wanting(seen + room)
+    check_memory(f"Verifying {seen:,} tokens", both + model.walk_bytes(min(seen, CHUNK_ROWS)), model.device)
+    clean = model.new_cache(seen + room)
+    for states in prefill_(model, clean, model.to_device(ids[:seen])):
+        progress(int(states.rows[-1]) + 1, total)
+    asking.shift(seen + room)
+    budget = options.budget.resolve(int(asking.rows.suffix.sum()))
+    support = np.zeros(0, dtype=np.int64)
+    if question is not None:
+        support, _, _ = asking.select(question, budget)
+    computed = np.union1d(support, np.flatnonzero(asking.rows.missing))
+    working = session.working
+    working.forget(computed)
+    list(refresh_(model, working.cache, model.to_device(ids[:seen]), computed, "packed"))
+    keys, key_heat = deviation(working.cache.keys, clean.keys, seen)
+    values, value_heat = deviation(working.cache.values, clean.values, seen)
+    heat = np.maximum(key_heat, value_heat)
+    frontier, tolerance = min(asking.rows.frontier, seen), TOLERANCE[model.dtype]
+    comparison = None
+    if question_ids is not None:
+        working.forget(np.arange(seen, working.cache.capacity))
+        comparison = _compare(session, working.cache, clean, seen, question_ids, max_new_tokens)
+    return Verification(
+        tokens=seen,
+        frontier=frontier,
+        computed=len(computed),
+        keys=keys,
+        values=values,
+        heat=heat,
+        exact_deviation=float(heat[:, :frontier].max(initial=0.0)),
+        tolerance=tolerance,
+        exact=bool(heat.max(initial=0.0) <= tolerance),
+        comparison=comparison,
+    )
+
+
+def deviation(held: Tensor, clean: Tensor, total: int) -> tuple[tuple[float, ...], np.ndarray]:
+    """Give the relative deviation of `[L, H, T, D]`: one number a layer, and `float32 [L, T]`."""
+    layers: list[float] = []
+    heat = np.zeros((len(held), total), dtype=np.float32)
+    for layer in range(len(held)):  # one at a time: a copy of all would double the memory
+        right = clean[layer, :, :total].float()
+        gap = (held[layer, :, :total].float() - right).square().sum(dim=(0, 2))
+        norm = right.square().sum(dim=(0, 2))
+        layers.append(float((gap.sum() / norm.sum().clamp_min(1e-30)).sqrt()))
+        heat[layer] = (gap / norm.clamp_min(1e-30)).sqrt().cpu().numpy()
+    return tuple(layers), heat
+
+
+def _compare(
+    session: Present, held: KVCache, clean: KVCache, total: int, question: Tensor, limit: int
+) -> Comparison:
+    """Answer on both caches, and rank the clean answer's tokens on the other."""
+    model = session.model
+    held.length = clean.length = total
+    repaired, _ = prefill_question_(model, held, question)
+    reference, _ = prefill_question_(model, clean, question)
+    log_p, log_q = (torch.log_softmax(logits.double(), dim=-1) for logits in (reference, repaired))
+    clean_ids, agreed, gaps = list[int](), list[bool](), list[float]()
+    on_clean, on_held = reference, repaired
+    while len(clean_ids) < limit:
+        first, second = on_clean.topk(2).values.tolist()
+        token = int(on_clean.argmax())
+        agreed.append(int(on_held.argmax()) == token)
+        gaps.append(first - second)
+        if token in model.stop_ids:
+            break
+        clean_ids.append(token)
+        said = torch.tensor([token], device=model.device)
+        on_clean, on_held = (prefill_question_(model, cache, said)[0] for cache in (clean, held))
+    held.length = total + len(question)
+    ids = list(decode_(model, held, repaired, Sampler(0.0, 0), limit, []))
+    differs_at = agreed.index(False) if False in agreed else None
+    return Comparison(
+        kl=float((log_p.exp() * (log_p - log_q)).sum()),
+        agreement=sum(agreed) / len(agreed),
+        tie_gap=min(gaps),
+        differs_at=differs_at,
+        differs_gap=None if differs_at is None else gaps[differs_at],
+        answer=session.tokenizer.decode(ids),
+        clean_answer=session.tokenizer.decode(clean_ids),
+    )

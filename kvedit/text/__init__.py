@@ -1,0 +1,1 @@
+"""Characters: encodings, documents, edits, units. No tokens, no torch."""

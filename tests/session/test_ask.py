@@ -1,0 +1,133 @@
+"""Asking: interrupts in each phase, sampling, empty documents, limits, and what is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rigs.reference import load_session
+
+from kvedit.errors import ContextError, SessionError
+from kvedit.model.model import Model
+from kvedit.repair.budget import Budget
+from kvedit.session.session import Session
+from kvedit.text.document import LineRange
+from kvedit.text.units import unit_of_rows
+
+TEXT = "".join(f"{number}. The code of item {number} is {number * 37 % 1000}.\n" for number in range(1, 31))
+QUESTION = "What is the code of item 7?"
+
+
+@pytest.fixture
+def session(llama: Model, home: Path) -> Session:
+    session = load_session(home, llama, TEXT)
+    session.delete(LineRange(3, 4))
+    return session
+
+
+@pytest.mark.parametrize("phase", ["shift", "selection", "refresh", "question"])
+def test_an_interrupt_before_the_answer_changes_nothing(session: Session, phase: str) -> None:
+    before = session.store.read_manifest()
+
+    def interrupt(name: str) -> None:
+        if name == phase:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.ask(QUESTION, on_phase=interrupt)
+    assert session.store.read_manifest() == before
+    assert session.ask(QUESTION, max_new_tokens=3).kept  # and the session goes on
+
+
+def test_an_interrupt_in_the_answer_keeps_what_was_said_and_the_refreshed_rows(session: Session) -> None:
+    said: list[str] = []
+
+    def interrupt(text: str) -> None:
+        said.append(text)
+        if len(said) == 2:
+            raise KeyboardInterrupt
+
+    answer = session.ask(QUESTION, on_text=interrupt, max_new_tokens=50)
+    assert answer.finish_reason == "interrupted"
+    assert answer.text.startswith("".join(said))
+    assert len(answer.ids) < 50
+    assert answer.kept
+    assert session.status().refreshed + session.status().exact > answer.tokens - answer.suffix
+
+
+def test_the_same_seed_draws_the_same_answer_and_another_one_does_not(session: Session) -> None:
+    drawn = [
+        session.ask(QUESTION, temperature=1.0, seed=seed, max_new_tokens=12, keep=False).ids
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_an_unedited_document_needs_no_repair(llama: Model, home: Path) -> None:
+    session = load_session(home, llama, TEXT)
+    answer = session.ask(QUESTION, budget=Budget.full(), max_new_tokens=2)
+    assert (answer.missing, answer.refreshed, answer.runs, answer.kept) == (0, 0, 0, False)
+    assert answer.executor == "none"
+
+
+def test_a_document_without_lines_can_still_be_asked(session: Session) -> None:
+    session.delete(LineRange(1, None))
+    assert session.document.text == ""
+    answer = session.ask(QUESTION, max_new_tokens=2)
+    assert answer.tokens == len(session.manifest.head_ids)
+
+
+def test_the_last_line_gone_leaves_nothing_to_refresh(session: Session) -> None:
+    session.ask(QUESTION, budget=Budget.full(), max_new_tokens=1)
+    last = session.document.line_count
+    removal = session.delete(LineRange(last, last))
+    assert removal.suffix == 0
+    assert session.ask(QUESTION, max_new_tokens=2).refreshed == 0
+
+
+def test_what_does_not_fit_is_refused_with_both_numbers_and_nothing_is_cut(llama: Model, home: Path) -> None:
+    with pytest.raises(ContextError, match="holds 1024") as refused:
+        load_session(home, llama, TEXT * 9)
+    assert refused.value.exit_code == 5
+    session = load_session(home, llama, TEXT)
+    with pytest.raises(ContextError, match="holds 1024"):
+        session.ask(QUESTION, max_new_tokens=1000)
+
+
+def test_an_answer_takes_what_is_left_of_the_context_where_no_length_is_asked(
+    llama: Model, home: Path
+) -> None:
+    session = load_session(home, llama, "alpha " * 290)
+    llama_stops, llama.stop_ids = llama.stop_ids, frozenset()
+    try:
+        answer = session.ask(QUESTION)
+    finally:
+        llama.stop_ids = llama_stops
+    question = len(session.prompt.question_ids(session.tokenizer, QUESTION))
+    assert len(answer.ids) == min(256, 1024 - answer.tokens - question)
+    assert answer.finish_reason == "length"
+
+
+def test_another_model_is_refused_by_the_part_that_differs(
+    session: Session, tiny_models: dict[str, Model]
+) -> None:
+    with pytest.raises(SessionError, match="config differs"):
+        session.use_model(tiny_models["qwen3"])
+
+
+def test_a_segment_with_the_wrong_tokens_is_noticed(session: Session) -> None:
+    session.tokens.ids[-1] += 1
+    session.segments.clear()
+    with pytest.raises(SessionError, match="wrong tokens"):
+        session.read_segments()
+
+
+def test_random_units_are_whole_units(session: Session) -> None:
+    session.ask(QUESTION, policy="units-random", budget=Budget.parse("30t"), max_new_tokens=1)
+    unit = unit_of_rows(session.document.text, session.tokens.starts)
+    refreshed = session.rows.refreshed[len(session.manifest.head_ids) :]
+    cut = [
+        number for number in np.unique(unit) if 0 < refreshed[unit == number].sum() < (unit == number).sum()
+    ]
+    assert len(cut) <= 1
