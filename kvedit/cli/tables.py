@@ -15,7 +15,7 @@ from kvedit.cli.output import PHASES, cell, console, count, one_line, out, plain
 if TYPE_CHECKING:
     from kvedit.repair.reports import Answer, Explanation, Status, Verification
     from kvedit.session.keeping import Overview
-    from kvedit.session.state import Present
+    from kvedit.session.state import State
     from kvedit.store.records import Entry
     from kvedit.text.document import Document
 
@@ -148,7 +148,7 @@ def show_sessions(found: Sequence[Overview]) -> None:
             say(one_line(f"{item.name}: {item.damage}"))
 
 
-def show_findings(session: Present, findings: Sequence[str]) -> None:
+def show_findings(session: State, findings: Sequence[str]) -> None:
     """Print what a check found."""
     for finding in findings:
         out(one_line(finding))

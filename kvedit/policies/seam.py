@@ -42,7 +42,7 @@ def origins(ids: IntArray, past_ids: IntArray, source: IntArray) -> IntArray:
     has its id and its distance to the next row, or the last one, that has kept its own.
 
     Args:
-        ids: Present ids, `int64 [T]`.
+        ids: State ids, `int64 [T]`.
         past_ids: Past ids, `int64 [N]`.
         source: Past row of each present row, `int64 [T]`; -1 for none.
 

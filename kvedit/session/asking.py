@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,82 +15,20 @@ from kvedit.cache.rows import RowTable, runs
 from kvedit.errors import UsageError
 from kvedit.model.decode import Lookup, Sampler, TextStream, decode_, prefill_question_
 from kvedit.model.model import CHUNK_ROWS
-from kvedit.model.reduced import check_kind
-from kvedit.names import DEFAULT_NEW_TOKENS, DEFAULT_POLICY, EXECUTOR_NAMES, SUPPORTS
-from kvedit.policies.evidence import Evidence, Past, Policy
+from kvedit.names import DEFAULT_NEW_TOKENS
+from kvedit.policies.evidence import Evidence, Past
 from kvedit.policies.registry import policy_named
 from kvedit.policies.scores import Scores
-from kvedit.repair.budget import Budget
+from kvedit.repair.options import Options
 from kvedit.repair.refresh import choose_executor, refresh_
 from kvedit.repair.reports import Answer, ChosenUnit, Explanation, Token
 from kvedit.repair.select import select
-from kvedit.session.state import Present
+from kvedit.session.state import State
 from kvedit.text.units import UNIT_CAP, unit_of_rows
 from kvedit.timing import Timings, waiter
 from kvedit.tokens.prompt import check_context
 
 IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to answer; see `Session.ask`."""
-
-    budget: Budget
-    policy: str = DEFAULT_POLICY
-    executor: str = "auto"
-    max_new_tokens: int | None = None
-    temperature: float = 0.0
-    seed: int = 0
-    keep: bool = True
-    chat: bool = False
-    support: str | None = None
-    decode_weights: str | None = None
-
-    def check(self) -> Policy:
-        """Make the policy and check the rest; needs no model.
-
-        Raises:
-            UsageError: One of them has no meaning.
-        """
-        executor, limit = self.executor, self.max_new_tokens
-        if executor not in EXECUTOR_NAMES:
-            raise UsageError(
-                f"There is no executor '{executor}'.", f"Choose one of {', '.join(EXECUTOR_NAMES)}."
-            )
-        if limit is not None and limit < 1:
-            raise UsageError(f"An answer of {limit} tokens was asked for.", "Ask for at least 1.")
-        if not 0 <= self.temperature < float("inf"):
-            raise UsageError(
-                f"The temperature {self.temperature} has no meaning.", "Use 0 or a positive number."
-            )
-        if not 0 <= self.seed < 2**63:
-            raise UsageError(
-                f"The seed {self.seed} has no meaning.", "Use a whole number from 0 to 2^63 - 1."
-            )
-        if self.chat and not self.keep:
-            raise UsageError(
-                "A conversation goes on only if it is kept.", "Leave --no-keep out, or --continue."
-            )
-        if self.decode_weights is not None:
-            check_kind(self.decode_weights)
-        if self.support is not None and self.support not in SUPPORTS:
-            raise UsageError(
-                f"There is no support '{self.support}'.", f"Choose one of {', '.join(SUPPORTS)}."
-            )
-        return policy_named(self.policy)
-
-    def command(self, question: str) -> str:
-        """Give the command that asks this, as one can type it."""
-        usual, words, asked = Options(Budget.default()), list[str](), shlex.quote(question)
-        if self.budget != usual.budget:
-            words += ["--budget", self.budget.text]
-        named = ("policy", "support", "executor", "max_new_tokens", "temperature", "seed", "decode_weights")
-        for name in named:
-            if getattr(self, name) != getattr(usual, name):
-                words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
-        words += ["--continue"] if self.chat else []
-        return " ".join(["ask", *words, "--", asked] if question.startswith("-") else ["ask", asked, *words])
 
 
 class Answering(Iterator[Token]):
@@ -144,16 +81,18 @@ class Asking:
     """
 
     def __init__(
-        self, session: Present, options: Options, timings: Timings, on_phase: Callable[[str], None]
+        self, session: State, options: Options, timings: Timings, on_phase: Callable[[str], None]
     ) -> None:
-        self.policy = options.check()
+        self.policy = policy_named(options.policy)
         self.session, self.options = session, options
         self.model = session.model
         self.timings = timings
         self.timings.synchronize = waiter(self.model.device.type)
         self.on_phase = on_phase
         # A question asked alone does not see the conversation.
-        self.rows: RowTable = session.rows if options.chat else session.rows.first(session.document_rows)
+        self.rows: RowTable = (
+            session.rows if options.conversation else session.rows.first(session.document_rows)
+        )
         self.ids = session.ids[: len(self.rows)]
 
     def tokens(self, question: str) -> Generator[Token, None, Answer]:
@@ -180,12 +119,12 @@ class Asking:
             logits, states = prefill_question_(self.model, working.cache, ids)
         lookup = Lookup(np.concatenate([self.ids, question_ids]), limit)
         said, text, reason, walked = yield from self._decode(logits, limit, lookup)
-        if options.chat and options.decode_weights is not None and walked:
+        if options.conversation and options.decode_weights is not None and walked:
             with timings.measure("save"):  # what is kept is computed with the model's own weights
                 working.cache.length = total + len(question_ids)
                 ids = self.model.to_device(np.array(said[: len(walked)], dtype=np.int64))
                 walked = [prefill_question_(self.model, working.cache, ids)[1]]
-        kept = options.keep and (bool(parts) or options.chat)
+        kept = options.keep and (bool(parts) or options.conversation)
         if kept:
             self.on_phase("save")
             with timings.measure("save", len(computed)):
@@ -304,7 +243,7 @@ class Asking:
 
     def _question_ids(self, question: str) -> IntArray:
         session = self.session
-        next_turn = self.options.chat and bool(session.revision.turns)
+        next_turn = self.options.conversation and bool(session.revision.turns)
         return session.prompt.question_ids(session.tokenizer, question, next_turn=next_turn)
 
     def _limit(self, question: int) -> int:
@@ -363,7 +302,7 @@ class Asking:
         session = self.session
         parts = States.merged(parts, CHUNK_ROWS)
         turns = None
-        if self.options.chat:
+        if self.options.conversation:
             parts.append(States.concatenate(spoken))
             turns = (*session.revision.turns, *ids)
         session.keep(parts, command, turns)

@@ -10,7 +10,7 @@ from kvedit.cache.kv import States
 from kvedit.cache.memory import check_memory
 from kvedit.cache.rows import RowTable
 from kvedit.repair.refresh import refresh_
-from kvedit.session.state import KEEP_ROWS, Present
+from kvedit.session.state import KEEP_ROWS, State
 from kvedit.timing import clock, waiter
 
 # To begin with, and at least: a few rows take about as long as one, so fewer would heal ever less.
@@ -27,7 +27,7 @@ class Healing:
         session: Healed. Nobody else may change it between two pieces.
     """
 
-    def __init__(self, session: Present) -> None:
+    def __init__(self, session: State) -> None:
         self._session = session
         self._rows: RowTable = session.rows
         self._start = self.frontier = session.rows.frontier

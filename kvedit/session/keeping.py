@@ -10,7 +10,7 @@ import numpy as np
 
 from kvedit.cache.rows import RowTable
 from kvedit.errors import SessionError, UsageError
-from kvedit.session.state import Present
+from kvedit.session.state import State
 from kvedit.store.home import Home
 from kvedit.store.store import Store
 from kvedit.timing import now
@@ -95,13 +95,13 @@ def remove(store: Store) -> int:
     return size
 
 
-def compact(session: Present) -> int:
+def compact(session: State) -> int:
     """Drop what no revision reaches; give the bytes that were freed."""
     with session.writing("compact"):
         return session.store.sweep(session.manifest, session.journal)
 
 
-def check(session: Present, progress: Callable[[int, int], None]) -> list[str]:
+def check(session: State, progress: Callable[[int, int], None]) -> list[str]:
     """Verify every segment and every revision; give what is wrong, one sentence each.
 
     Of a revision: that its text can be read, that its rows are those of the text's ids (law 6,
@@ -132,7 +132,7 @@ def check(session: Present, progress: Callable[[int, int], None]) -> list[str]:
 
 
 def _check_revision(
-    session: Present, number: int, held: dict[str, np.ndarray], known: dict[int, np.ndarray]
+    session: State, number: int, held: dict[str, np.ndarray], known: dict[int, np.ndarray]
 ) -> list[str]:
     revision = session.journal.revision(number)
     entry, head = revision.entry, np.array(session.manifest.head_ids, dtype=np.int64)

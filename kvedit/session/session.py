@@ -9,15 +9,17 @@ import os
 import shlex
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvedit.errors import UsageError
 from kvedit.names import DEFAULT_MODEL, DEFAULT_POLICY
 from kvedit.repair.budget import Budget
+from kvedit.repair.options import Options
 from kvedit.repair.reports import Answer, Change, Explanation, Healed, Purge, Status, Token, Verification
 from kvedit.session.script import script
-from kvedit.session.state import KEEP_ROWS, Present
+from kvedit.session.state import KEEP_ROWS, State
 from kvedit.store.files import damaged
 from kvedit.store.home import Home
 from kvedit.store.records import Entry, ModelRecord
@@ -38,7 +40,7 @@ Rows = Budget | str
 """Rows to refresh, as `5%`, `128t`, `0` or `full`, or as a `Budget`."""
 
 
-class Session(Present):
+class Session(State):
     """A document in a model's cache, with its past. Every verb of the command line is a method.
 
     A method that writes takes the session's lock and first reads what another process has
@@ -278,20 +280,12 @@ class Session(Present):
     def ask(
         self,
         question: str,
+        options: Options | None = None,
         *,
-        budget: Rows | None = None,
-        policy: str = DEFAULT_POLICY,
-        support: str | None = None,
-        executor: str = "auto",
-        max_new_tokens: int | None = None,
-        temperature: float = 0.0,
-        seed: int = 0,
-        keep: bool = True,
-        chat: bool = False,
-        decode_weights: str | None = None,
         timings: Timings | None = None,
         on_text: Callable[[str], None] = lambda text: None,
         on_phase: Callable[[str], None] = lambda name: None,
+        **fields: Any,
     ) -> Answer:
         """Repair the cache on a budget and answer.
 
@@ -300,44 +294,19 @@ class Session(Present):
 
         Args:
             question: The user's words.
-            budget: How many rows may be refreshed; 5 %, but at least 64, if not given.
-            policy: Name in `kvedit.POLICIES`.
-            support: `rows`, `window` or `units`: how its scores become rows; its own rule if not
-                given.
-            executor: `auto`, `packed`, `interval` or `direct`.
-            max_new_tokens: Ids in the answer at most; what is left of the context, up to
-                256, if not given.
-            temperature: 0 takes the likeliest id.
-            seed: For sampling and for policies that draw.
-            keep: Keep refreshed rows in the session.
-            chat: See the conversation, and go on with it.
-            decode_weights: `bf16`, or `int4` for a model that was quantised to 4 bits: decode with
-                weights of fewer bits, on a CPU. Nothing that is kept is computed with them.
+            options: How to answer; the defaults if `None`.
             timings: Where to put the phases, if some were measured before.
-            on_text: Gets the answer's text as it comes.
-            on_phase: Gets the name of each phase as it begins.
+            on_text: Called with the answer's text as it comes.
+            on_phase: Called with the name of each phase as it begins.
+            **fields: Fields of `Options`, in place of those of `options`.
 
         Raises:
-            UsageError: A policy, an executor or a number that has no meaning.
+            UsageError: An option is not valid.
             ContextError: Document, question and answer do not fit the context.
             KveditError: The cache does not fit into memory.
             SessionError: A segment is damaged, or the model is another one.
         """
-        answering = self.stream(
-            question,
-            budget=budget,
-            policy=policy,
-            support=support,
-            executor=executor,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            seed=seed,
-            keep=keep,
-            chat=chat,
-            decode_weights=decode_weights,
-            timings=timings,
-            on_phase=on_phase,
-        )
+        answering = self.stream(question, options, timings=timings, on_phase=on_phase, **fields)
         for token in answering:
             try:
                 on_text(token.text)
@@ -348,55 +317,33 @@ class Session(Present):
     def stream(
         self,
         question: str,
+        options: Options | None = None,
         *,
-        budget: Rows | None = None,
-        policy: str = DEFAULT_POLICY,
-        support: str | None = None,
-        executor: str = "auto",
-        max_new_tokens: int | None = None,
-        temperature: float = 0.0,
-        seed: int = 0,
-        keep: bool = True,
-        chat: bool = False,
-        decode_weights: str | None = None,
         timings: Timings | None = None,
         on_phase: Callable[[str], None] = lambda name: None,
+        **fields: Any,
     ) -> Answering:
         """Answer as `ask` does, token by token.
 
         Rows are kept when the last token was taken, and then the `Answer` is in `answer`. From the
         first token to the last the session's lock is held; `close` ends before, and keeps none.
         """
-        from kvedit.session.asking import Answering, Asking, Options
+        from kvedit.session.asking import Answering, Asking
 
-        chosen = _budget(budget, Budget.default())
-        options = Options(
-            chosen, policy, executor, max_new_tokens, temperature, seed, keep, chat, support, decode_weights
-        )
-        options.check()
+        chosen = _options(options, fields)
 
         def tokens() -> Generator[Token, None, Answer]:
-            with self.writing("ask") if keep else nullcontext():
-                asking = Asking(self, options, timings or Timings(), on_phase)
+            with self.writing("ask") if chosen.keep else nullcontext():
+                asking = Asking(self, chosen, timings or Timings(), on_phase)
                 return (yield from asking.tokens(question))
 
         return Answering(tokens())
 
-    def explain(
-        self,
-        question: str,
-        *,
-        budget: Rows | None = None,
-        policy: str = DEFAULT_POLICY,
-        support: str | None = None,
-        seed: int = 0,
-        chat: bool = False,
-    ) -> Explanation:
-        """Say which rows `ask` would refresh, and why, without computing them."""
-        from kvedit.session.asking import Asking, Options
+    def explain(self, question: str, options: Options | None = None, **fields: Any) -> Explanation:
+        """Return which rows `ask` would refresh, and why, without computing them."""
+        from kvedit.session.asking import Asking
 
-        options = Options(_budget(budget, Budget.default()), policy, seed=seed, chat=chat, support=support)
-        return Asking(self, options, Timings(), lambda name: None).explain(question)
+        return Asking(self, _options(options, fields), Timings(), lambda name: None).explain(question)
 
     def heal(self, *, budget: Rows | None = None, progress: Progress = lambda done, total: None) -> Healed:
         """Recompute rows from the frontier onward, so that they become exact.
@@ -437,7 +384,7 @@ class Session(Present):
         budget: Rows | None = None,
         policy: str = DEFAULT_POLICY,
         max_new_tokens: int = 64,
-        chat: bool = False,
+        conversation: bool = False,
         progress: Progress = lambda done, total: None,
     ) -> Verification:
         """Compare the working cache with a clean prefill. Nothing is kept.
@@ -447,19 +394,21 @@ class Session(Present):
             budget: Rows to refresh for the question before comparing; none if not given.
             policy: What chooses them.
             max_new_tokens: Ids in either answer at most.
-            chat: See the conversation.
+            conversation: See the conversation.
             progress: Called with rows of the clean prefill done and rows in all.
 
         Raises:
             ContextError: The question does not fit the context.
             KveditError: The two caches do not fit into memory.
         """
-        from kvedit.session.asking import Options
         from kvedit.session.verify import verify
 
-        rows, chat = _budget(budget, Budget.parse("0")), chat or question is None
-        options = Options(rows, policy, max_new_tokens=max_new_tokens, chat=chat)
-        options.check()
+        options = Options(
+            budget=_budget(budget, Budget.parse("0")),
+            policy=policy,
+            max_new_tokens=max_new_tokens,
+            conversation=conversation or question is None,
+        )
         return verify(self, question, options, max_new_tokens, progress)
 
     def purge(self, *, progress: Progress = lambda done, total: None) -> Purge:
@@ -588,6 +537,10 @@ class Session(Present):
 
 def _lines(part: Lines) -> LineRange:
     return part if isinstance(part, LineRange) else LineRange.parse(str(part))
+
+
+def _options(options: Options | None, changes: dict[str, Any]) -> Options:
+    return Options(**changes) if options is None else replace(options, **changes)
 
 
 def _budget(rows: Rows | None, default: Budget) -> Budget:

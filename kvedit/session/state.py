@@ -41,7 +41,7 @@ KEEP_ROWS = 1024
 _GATHER_ROWS = 256  # a short piece, and few pages of files at once
 
 
-class Present:
+class State:
     """A document in a model's cache, as it is now.
 
     Attributes:

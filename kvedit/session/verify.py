@@ -12,10 +12,11 @@ from kvedit.cache.kv import KVCache
 from kvedit.cache.memory import check_memory
 from kvedit.model.decode import Sampler, decode_, prefill_question_
 from kvedit.model.model import CHUNK_ROWS
+from kvedit.repair.options import Options
 from kvedit.repair.refresh import prefill_, refresh_
 from kvedit.repair.reports import Comparison, Verification
-from kvedit.session.asking import Asking, Options
-from kvedit.session.state import Present
+from kvedit.session.asking import Asking
+from kvedit.session.state import State
 from kvedit.timing import Timings
 from kvedit.tokens.prompt import check_context
 
@@ -24,7 +25,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
 def verify(
-    session: Present,
+    session: State,
     question: str | None,
     options: Options,
     max_new_tokens: int,
@@ -39,7 +40,7 @@ def verify(
     seen = len(asking.rows)
     question_ids = None
     if question is not None:
-        next_turn = options.chat and bool(session.revision.turns)
+        next_turn = options.conversation and bool(session.revision.turns)
         encoded = session.prompt.question_ids(session.tokenizer, question, next_turn=next_turn)
         check_context(seen, len(encoded) + max_new_tokens, "question and answer", model.context_length)
         question_ids = model.to_device(encoded)
@@ -95,7 +96,7 @@ def deviation(held: Tensor, clean: Tensor, total: int) -> tuple[tuple[float, ...
 
 
 def _compare(
-    session: Present, held: KVCache, clean: KVCache, total: int, question: Tensor, limit: int
+    session: State, held: KVCache, clean: KVCache, total: int, question: Tensor, limit: int
 ) -> Comparison:
     """Answer on both caches, and rank the clean answer's tokens on the other."""
     model = session.model

@@ -185,13 +185,13 @@ BAD = """
 2; not a range; delete --lines = | delete --lines 1,
 2; outside 0% to 100%; ask Who? --budget=-1% | ask Who? --budget 200%
 2; not a budget; ask Who? --budget abc
-2; no policy 'best'; ask Who? --policy best
-2; no executor 'fast'; ask Who? --executor fast
-2; There is no support 'lines'; ask Who? --support lines | explain Who? --support lines
+2; Unknown policy 'best'; ask Who? --policy best
+2; Unknown executor 'fast'; ask Who? --executor fast
+2; Unknown support 'lines'; ask Who? --support lines | explain Who? --support lines
 2; clean; ask Who? --policy oracle
 2; one run; ask Who? --executor direct --policy tokens --budget 40%
 2; temperature; ask Who? --temperature -1 | ask Who? --temperature nan
-2; 0 tokens; ask Who? --max-new-tokens 0
+2; --max-new-tokens must be at least 1.; ask Who? --max-new-tokens 0
 2; question is empty; ask =
 2; seed; ask Who? --seed 99999999999999999999 | ask Who? --seed -1 --policy units-random
 3; no session 'nosuch'; ask Who? -s nosuch | delete --lines 1 -s nosuch | status -s nosuch

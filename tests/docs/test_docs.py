@@ -98,7 +98,7 @@ def test_a_session_can_be_read_as_the_format_says(
     session = load_session(Path(".kvedit"), llama, TEXT, name="contract")
     session.insert("Käufer und Verkäufer.", after=3)
     session.move("2-3", after=9)
-    session.ask("When?", chat=True, max_new_tokens=2)
+    session.ask("When?", conversation=True, max_new_tokens=2)
     for number in range(150):  # far enough for a second whole line
         session.replace("1", f"{number}. " + "The fees are paid in advance. " * (number % 5))
     session.undo(2)
@@ -135,7 +135,7 @@ def test_the_keys_of_the_files_are_those_of_the_format(llama: Model, home: Path)
 
 def test_after_a_purge_the_check_of_the_privacy_page_finds_nothing(llama: Model, home: Path) -> None:
     session = load_session(home, llama, f"The term is sixty days.\n{TEXT}", name="contract")
-    session.ask("Is it sixty?", chat=True, max_new_tokens=2)
+    session.ask("Is it sixty?", conversation=True, max_new_tokens=2)
     session.delete("1")
     with pytest.raises(AssertionError):
         exec(code("docs/privacy.md"), {})

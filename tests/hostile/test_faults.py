@@ -48,7 +48,7 @@ def original(tiny_models: dict[str, Model], tmp_path_factory: pytest.TempPathFac
     home = tmp_path_factory.mktemp("home") / "sessions"
     session = Session.load(Document(TEXT), model=tiny_models["llama"], name="contract", home=home)
     session.delete("3-4")
-    session.ask("What are the fees?", budget="20%", max_new_tokens=2, chat=True)
+    session.ask("What are the fees?", budget="20%", max_new_tokens=2, conversation=True)
     return home
 
 
@@ -87,7 +87,7 @@ COMMANDS: dict[str, Callable[[Store, Model], Any]] = {
     "delete": lambda store, model: Session(store).delete("1"),
     "undo": lambda store, model: Session(store).undo(),
     "forget": lambda store, model: Session(store).forget(),
-    "ask": lambda store, model: use(store, model).ask("Why?", max_new_tokens=1, chat=True),
+    "ask": lambda store, model: use(store, model).ask("Why?", max_new_tokens=1, conversation=True),
     "heal": lambda store, model: use(store, model).heal(),
     "purge": lambda store, model: use(store, model).purge(),
     "load": of_load,
@@ -434,7 +434,7 @@ def test_no_file_is_replaced_or_removed_while_this_process_has_it_mapped(store, 
     watch("replace"), watch("unlink")
     session = use(store, llama)
     for _ in range(2):
-        session.ask("Why?", max_new_tokens=1, chat=True, budget="full")
+        session.ask("Why?", max_new_tokens=1, conversation=True, budget="full")
         assert "safetensors" in Path("/proc/self/maps").read_text()  # so that there is something to see
         session.delete("1")
         session.heal()

@@ -52,7 +52,7 @@ def original(tiny_models: dict[str, Model], tmp_path_factory: pytest.TempPathFac
     home = tmp_path_factory.mktemp("home")
     session = Session.load(Document(TEXT), model=tiny_models["llama"], name="contract", home=home)
     session.delete("3-4")
-    session.ask("What are the fees?", budget="20%", max_new_tokens=2, chat=True)
+    session.ask("What are the fees?", budget="20%", max_new_tokens=2, conversation=True)
     session.insert("A new line.", after=1)
     session.delete("1")
     session.undo()
@@ -108,7 +108,7 @@ def everything(store: Store, model: Model) -> list[KveditError]:
         lambda: session().ask("Why?", max_new_tokens=1, keep=False),
         lambda: session().delete("1"),
         lambda: session().undo(),
-        lambda: session().ask("Why?", max_new_tokens=1, chat=True),
+        lambda: session().ask("Why?", max_new_tokens=1, conversation=True),
         lambda: session().heal(budget="4t"),
         lambda: keeping.compact(session()),
         lambda: keeping.use(store),

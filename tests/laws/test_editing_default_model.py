@@ -75,8 +75,8 @@ def test_undo_gives_the_exact_rows_back_and_the_same_answer(session: Session) ->
 
 
 def test_a_conversation_on_exact_rows_is_what_a_prefill_of_its_ids_gives(session: Session) -> None:
-    first = session.ask(QUESTION, chat=True, max_new_tokens=8)
-    session.ask("And how much is it?", chat=True, max_new_tokens=8)
+    first = session.ask(QUESTION, conversation=True, max_new_tokens=8)
+    session.ask("And how much is it?", conversation=True, max_new_tokens=8)
     turns = session.revision.turns
     place = len(session.prompt.question_ids(session.tokenizer, QUESTION))
     assert turns[place : place + len(first.ids)] == first.ids  # as they were sampled
@@ -92,7 +92,7 @@ def test_purge_leaves_no_byte_of_what_was_deleted(session: Session) -> None:
     secret = "The vault code of Ambrosia Quill is 90417."
     session.insert(secret, after=3)
     session.heal()
-    session.ask("What is the vault code of Ambrosia Quill?", max_new_tokens=8, chat=True)
+    session.ask("What is the vault code of Ambrosia Quill?", max_new_tokens=8, conversation=True)
     session.delete("4")
     ids = session.tokenizer.encode_text(secret).ids.astype(np.int32).tobytes()[8:-8]
     assert b"Ambrosia" in everything(session)

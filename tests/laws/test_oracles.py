@@ -378,5 +378,5 @@ def test_verify_says_where_answers_part_and_how_near_the_tie_was(
 
 
 def test_verify_asks_for_at_least_one_token(llama: Model, home: Path) -> None:
-    with pytest.raises(UsageError, match="0 tokens"):
+    with pytest.raises(UsageError, match="max-new-tokens must be at least 1"):
         load_session(home, llama, TEXT).verify(QUESTION, max_new_tokens=0)

@@ -409,7 +409,7 @@ class SessionMachine(RuleBasedStateMachine):
                 budget=chosen,
                 max_new_tokens=limit,
                 keep=mode != "drop",
-                chat=chat,
+                conversation=chat,
                 seed=7,
                 **options,
             )
@@ -476,10 +476,12 @@ class SessionMachine(RuleBasedStateMachine):
     def explain_and_verify(self, budget: str, chat: bool, policy: str) -> None:
         type(self).steps += 1
         files, chosen = self.segments(), Budget.parse(budget)
-        told = self.session.explain("What code?", budget=chosen, chat=chat, policy=policy)
+        told = self.session.explain("What code?", budget=chosen, conversation=chat, policy=policy)
         assert sum(unit.chosen for unit in told.units) == told.budget_rows == chosen.resolve(told.suffix)
         assert len(told.lines) == self.count
-        found = self.session.verify("alpha", budget=chosen, max_new_tokens=2, chat=chat, policy=policy)
+        found = self.session.verify(
+            "alpha", budget=chosen, max_new_tokens=2, conversation=chat, policy=policy
+        )
         assert found.exact_deviation <= 1e-3
         assert found.computed == told.budget_rows + told.missing
         if chosen.resolve(told.suffix) == told.suffix:

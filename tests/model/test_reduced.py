@@ -127,7 +127,7 @@ def test_layers_that_are_not_of_four_bits_are_of_sixteen(llama: Model) -> None:
 
 def test_a_conversation_keeps_rows_of_the_models_own_weights(llama: Model, home: Path) -> None:
     session = load_session(home, llama, TEXT)
-    first = session.ask(QUESTION, max_new_tokens=12, chat=True, decode_weights="bf16")
+    first = session.ask(QUESTION, max_new_tokens=12, conversation=True, decode_weights="bf16")
     assert len(first.ids) > 2
     found = session.verify()
     assert found.exact

@@ -27,7 +27,7 @@ def session(llama: Model, home: Path) -> Session:
 
 
 def say(session: Session, question: str = QUESTION, budget: str = "0", limit: int = 4, **more: Any) -> Answer:
-    return session.ask(question, budget=Budget.parse(budget), max_new_tokens=limit, chat=True, **more)
+    return session.ask(question, budget=Budget.parse(budget), max_new_tokens=limit, conversation=True, **more)
 
 
 def alone(session: Session, question: str = QUESTION, budget: str = "0", **more: Any) -> Answer:
@@ -205,7 +205,7 @@ def test_a_question_may_buy_rows_of_the_conversation(session):
     session.replace("9", "9. Another line.")
     session.heal(budget=Budget.parse("0"))
     start = session.document_rows
-    seen = session.explain("code", budget=Budget.full(), chat=True)
+    seen = session.explain("code", budget=Budget.full(), conversation=True)
     assert seen.suffix == int(session.rows.suffix.sum())
     assert session.explain("code", budget=Budget.full()).suffix == int(session.rows.suffix[:start].sum())
     answer = say(session, "And now?", "full")
@@ -238,7 +238,9 @@ def test_a_question_asked_alone_leaves_a_conversation_that_goes_on_right(session
     session.heal()
     twin = Session(session.store)
     twin.use_model(session.model)
-    expected = twin.ask("And?", max_new_tokens=6, keep=False, budget=Budget.parse("0"), chat=False).ids
+    expected = twin.ask(
+        "And?", max_new_tokens=6, keep=False, budget=Budget.parse("0"), conversation=False
+    ).ids
     assert alone(session, "And?").ids == expected
     # Its rows stood where the conversation's do; they must not be left in the warm cache.
     say(session, "Who pays?", limit=6)
@@ -267,7 +269,7 @@ def test_forgetting_drops_the_conversation_and_nothing_else(session):
 
 
 def test_a_conversation_needs_to_be_kept(session):
-    with pytest.raises(UsageError, match="only if it is kept") as caught:
+    with pytest.raises(UsageError, match="cannot be combined") as caught:
         say(session, keep=False)
     assert caught.value.exit_code == 2
     assert (session.revision.turns, len(session.journal)) == ((), 1)
@@ -290,7 +292,7 @@ def test_an_interrupted_answer_stays_as_far_as_it_was_said(session):
 
 
 def test_an_answer_that_nobody_waits_for_is_no_part_of_the_conversation(session):
-    answering = session.stream(QUESTION, chat=True, max_new_tokens=9)
+    answering = session.stream(QUESTION, conversation=True, max_new_tokens=9)
     next(answering)
     answering.close()
     assert (session.revision.turns, len(session.journal)) == ((), 1)

@@ -367,7 +367,7 @@ def test_what_cannot_be_written_is_not_undone(session, monkeypatch):
 
 
 def test_an_undo_gives_the_conversation_back_as_it_was(session):
-    ask(session, chat=True)
+    ask(session, conversation=True)
     spoken = seen(session)
     session.delete("2")
     assert session.revision.turns == spoken.turns
@@ -377,7 +377,7 @@ def test_an_undo_gives_the_conversation_back_as_it_was(session):
 
 
 def test_a_conversation_that_was_forgotten_does_not_come_back_with_an_undo(session):
-    ask(session, chat=True)
+    ask(session, conversation=True)
     session.heal()
     session.forget()
     before = seen(session)
@@ -388,11 +388,11 @@ def test_a_conversation_that_was_forgotten_does_not_come_back_with_an_undo(sessi
 
 
 def test_of_two_conversations_about_a_text_the_later_one_comes_back(session):
-    ask(session, chat=True)
+    ask(session, conversation=True)
     session.heal()
     longer = session.revision.turns
     session.forget()
-    session.ask("Who?", max_new_tokens=1, chat=True)
+    session.ask("Who?", max_new_tokens=1, conversation=True)
     shorter = session.revision.turns
     assert 0 < len(shorter) < len(longer)
     session.heal()
@@ -405,7 +405,7 @@ def test_of_two_conversations_about_a_text_the_later_one_comes_back(session):
 
 def test_a_redo_gives_the_later_conversation_back(session):
     session.delete("2")
-    ask(session, chat=True)
+    ask(session, conversation=True)
     after = seen(session)
     session.undo()
     assert session.revision.turns == ()

@@ -39,7 +39,7 @@ def original(tiny_models: dict[str, Model], tmp_path_factory: pytest.TempPathFac
     session.heal(budget=Budget.parse("20t"))
     session.undo()
     session.replace("2", "Other words.")
-    session.ask(QUESTION, max_new_tokens=2, chat=True)
+    session.ask(QUESTION, max_new_tokens=2, conversation=True)
     return folder / "contract"
 
 
@@ -96,7 +96,7 @@ def test_what_is_done_to_a_copy_does_not_touch_the_original_nor_the_other_way_ro
     twin.delete("1-3")
     ask(twin)
     twin.undo(2)
-    twin.ask("Who?", chat=True, max_new_tokens=2)
+    twin.ask("Who?", conversation=True, max_new_tokens=2)
     twin.heal()
     keeping.compact(twin)
     assert contents(store.folder) == before

@@ -159,9 +159,17 @@ SERIES = {
         lambda s: ask(s, policy="units-bm25", budget=Budget.parse("10%")),
     ],
     "heal": [lambda s: s.delete("2"), lambda s: s.heal(budget=Budget.parse("16t")), lambda s: s.append("z")],
-    "chat": [lambda s: ask(s, chat=True), lambda s: ask(s, "And?", chat=True), lambda s: s.delete("1")],
-    "forget": [lambda s: ask(s, chat=True), lambda s: s.forget(), lambda s: ask(s, "And?", chat=True)],
-    "sampled": [lambda s: ask(s, chat=True, temperature=1.5, seed=11, max_new_tokens=9)],
+    "chat": [
+        lambda s: ask(s, conversation=True),
+        lambda s: ask(s, "And?", conversation=True),
+        lambda s: s.delete("1"),
+    ],
+    "forget": [
+        lambda s: ask(s, conversation=True),
+        lambda s: s.forget(),
+        lambda s: ask(s, "And?", conversation=True),
+    ],
+    "sampled": [lambda s: ask(s, conversation=True, temperature=1.5, seed=11, max_new_tokens=9)],
     "undo": [lambda s: s.delete("2"), lambda s: s.delete("2"), lambda s: s.undo(), lambda s: s.append("q")],
     "redo": [lambda s: s.delete("2"), lambda s: s.delete("2"), lambda s: s.undo(2), lambda s: s.redo()],
     "checkout": [lambda s: s.delete("2"), lambda s: s.append("q"), lambda s: s.checkout(1)],
@@ -185,8 +193,8 @@ def test_the_script_of_a_session_builds_it_again(llama, tmp_path, name):
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_question_of_any_characters_is_asked_again(llama, tmp_path, question):
     session = load(tmp_path, llama, TEXT)
-    ask(session, question, chat=True)
-    ask(session, question, chat=True, budget=Budget.parse("3t"))
+    ask(session, question, conversation=True)
+    ask(session, question, conversation=True, budget=Budget.parse("3t"))
     session.append("After it.")
     again = rebuilt(tmp_path, session, by_line="\n" not in question)
     assert state(again) == state(session)
@@ -236,8 +244,8 @@ def test_an_answer_that_was_interrupted_ends_there_again(llama, tmp_path):
         if len(heard) == 3:
             raise KeyboardInterrupt
 
-    ask(session, chat=True, max_new_tokens=50, on_text=listen)
-    ask(session, "And?", chat=True)
+    ask(session, conversation=True, max_new_tokens=50, on_text=listen)
+    ask(session, "And?", conversation=True)
     assert state(rebuilt(tmp_path, session)) == state(session)
 
 
@@ -303,7 +311,7 @@ def perform(session: Session, act: tuple[Any, ...]) -> bool:
         case "checkout":
             session.checkout(given[0] % len(session.journal))
         case "ask":
-            ask(session, given[0], budget=Budget.parse(given[1]), chat=given[2], max_new_tokens=2)
+            ask(session, given[0], budget=Budget.parse(given[1]), conversation=given[2], max_new_tokens=2)
         case "heal":
             session.heal(budget=Budget.parse(given[0]))
         case "forget":

@@ -264,7 +264,7 @@ def test_what_another_process_changed_is_seen(warm: Session) -> None:
 
 def test_a_session_that_another_process_holds_ends_a_command_and_not_the_repl(contract: Path) -> None:
     hold = (
-        "import sys; from pathlib import Path; from kvedit.store.store import Home\n"
+        "import sys; from pathlib import Path; from kvedit.store.home import Home\n"
         "with Home(Path(sys.argv[1])).store('contract').lock('ask', 'noon'):\n"
         "    print('held', flush=True); sys.stdin.read()"
     )

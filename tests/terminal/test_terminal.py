@@ -38,7 +38,7 @@ def slowed(place, name, phase):
         return plain(*args, **more)
     setattr(place, name, slow)
 
-slowed(kvedit.session.state.Present, "find_model", "load")
+slowed(kvedit.session.state.State, "find_model", "load")
 slowed(kvedit.repair.working.WorkingCache, "gather_", "shift")
 slowed(kvedit.session.asking, "refresh_", "refresh")
 slowed(kvedit.session.asking, "prefill_question_", "question")

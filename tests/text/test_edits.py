@@ -456,7 +456,7 @@ def test_an_argument_that_was_no_utf_8_is_refused_and_changes_nothing(llama, hom
     for act in (
         lambda: session.append("caf\udce9"),
         lambda: session.rewrite("\udcff"),
-        lambda: session.ask("caf\udce9?", chat=True),
+        lambda: session.ask("caf\udce9?", conversation=True),
     ):
         with pytest.raises(UsageError, match="not valid UTF-8") as caught:
             act()

@@ -167,13 +167,13 @@ def test_a_conversation_that_is_read_again_goes_on_as_it_would_have(llama: Model
     Session.load(Document("\n".join(FEE_LINES[:8]) + "\n"), model=llama, name="chat", home=home)
     warm = Session.open("chat", home=home)
     warm.use_model(llama)
-    first = warm.ask("What are the fees?", chat=True, max_new_tokens=6)
+    first = warm.ask("What are the fees?", conversation=True, max_new_tokens=6)
     turns, revision = warm.revision.turns, warm.revision.entry.number
     assert first.ids == turns[-len(first.ids) :]  # as ids, whatever ids the answer's text would have
-    follow = warm.ask("And of item 3?", chat=True, max_new_tokens=8)
+    follow = warm.ask("And of item 3?", conversation=True, max_new_tokens=8)
     for _ in range(2):
         again = Session.open("chat", home=home)
         again.use_model(llama)
         again.checkout(revision)
         assert again.revision.turns == turns
-        assert again.ask("And of item 3?", chat=True, max_new_tokens=8).ids == follow.ids
+        assert again.ask("And of item 3?", conversation=True, max_new_tokens=8).ids == follow.ids

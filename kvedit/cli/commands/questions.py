@@ -83,13 +83,13 @@ def ask(
         "temperature": temperature,
         "seed": seed,
         "keep": not no_keep,
-        "chat": chat or (here.settings.chat and not no_keep),
+        "conversation": chat or (here.settings.chat and not no_keep),
         "decode_weights": decode_weights or here.settings.decode_weights,
     }
     with render.working("Loading the model"):
-        from kvedit.session.asking import Options
+        from kvedit.repair.options import Options
 
-        Options(**options).check()
+        Options(**options)
     here.ready(opened, model)
     opened.read_segments()
     timings.add("load", clock() - start)
@@ -137,7 +137,7 @@ def explain(
         policy=policy or here.settings.policy,
         support=support,
         seed=seed,
-        chat=chat or here.settings.chat,
+        conversation=chat or here.settings.chat,
     )
     record = {"question": words, **asdict(found)}
     here.give(record, json, lambda: tables.show_explanation(found, opened.document))
@@ -217,7 +217,7 @@ def verify(
             budget=chosen,
             policy=policy or here.settings.policy,
             max_new_tokens=max_new_tokens,
-            chat=chat or (here.settings.chat and question is not None),
+            conversation=chat or (here.settings.chat and question is not None),
             progress=progress,
         )
     record = {"question": question, **asdict(found), "heat": tables.heat_columns(found.heat).tolist()}
