@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test fast bench-smoke check
+.PHONY: demo test fast bench-smoke picture check
 
 # The torch of constraints.txt is named first and alone: it is the one that decides CPU or CUDA.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -31,6 +31,10 @@ fast: check
 # A small cut of every bench on the default model; about three minutes.
 bench-smoke: $(VENV)/ready
 	$(BIN)/python benchmarks/smoke.py
+
+# Records a session of the default model, and draws docs/session.svg from it.
+picture: $(VENV)/ready
+	$(BIN)/python docs/picture.py
 
 check: $(VENV)/ready
 	$(BIN)/ruff format --check kvedit tests benchmarks docs

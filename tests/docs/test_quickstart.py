@@ -1,4 +1,4 @@
-"""The session that the README shows and `make demo` runs, on the default model."""
+"""The session that `make demo` runs, and the commands in the README, on the default model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.pages import commands, read
 from typer.testing import CliRunner
 
 from kvedit.cli.app import app
@@ -16,7 +17,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "sessions" / "quickstart"
 
 
 @pytest.mark.model
-def test_the_quickstart_answers_from_the_text_that_is_left(home: Path, default_folder: Path) -> None:
+def test_the_quickstart_answers_from_the_edited_text(home: Path, default_folder: Path) -> None:
     shutil.copy(FOLDER / "contract.md", "contract.md")
     runner, answers = CliRunner(), []
     for line in (FOLDER / "script.txt").read_text(encoding="utf-8").splitlines():
@@ -36,9 +37,24 @@ def test_the_quickstart_answers_from_the_text_that_is_left(home: Path, default_f
         assert rows["refreshed"] == answer["budget"]["rows"] == answer["budget"]["suffix_rows"] * 5 // 100
 
 
-def test_the_readme_shows_the_script_that_is_run() -> None:
-    readme = (FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
-    script = (FOLDER / "script.txt").read_text(encoding="utf-8").splitlines()
-    shown = [line.removeprefix("$ ") for line in readme.splitlines() if line.startswith("$ kvedit")]
-    assert shown
-    assert all(line in script for line in shown)
+def readme_commands() -> list[list[str]]:
+    """The commands of the README's five minutes, without the word kvedit."""
+    section = read("README.md").partition("## Five minutes")[2]
+    block = section.partition("```sh\n")[2].partition("```")[0]
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert lines
+    assert all(words[0] == "kvedit" for words in lines)
+    return [words[1:] for words in lines]
+
+
+def test_the_readme_commands_parse() -> None:
+    for name, *words in readme_commands():
+        commands()[name].make_context("kvedit", words)
+
+
+@pytest.mark.model
+def test_the_readme_commands_run(home: Path, default_folder: Path) -> None:
+    shutil.copy(FOLDER / "contract.md", "contract.md")
+    for words in readme_commands():
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, (words, result.output)
