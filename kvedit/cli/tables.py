@@ -50,11 +50,12 @@ def show_answer(answer: Answer) -> None:
 
 
 def _counts(answer: Answer) -> list[str]:
+    options = answer.options
     lines = [
         f"rows         {answer.missing:,} missing + {answer.refreshed:,} refreshed + "
         f"{answer.reused:,} reused = {answer.tokens:,}",
-        f"budget       {answer.budget} of {answer.suffix:,} = {answer.budget_rows:,} rows",
-        f"support      {count(answer.runs, 'run')}, policy {answer.policy}, executor {answer.executor}",
+        f"budget       {options.budget.text} of {answer.suffix:,} = {answer.budget_rows:,} rows",
+        f"support      {count(answer.runs, 'run')}, policy {options.policy}, executor {answer.executor}",
         f"first token  {seconds(answer.first_token_s)}",
     ]
     if answer.replay_s and answer.repair_s:

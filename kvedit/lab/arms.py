@@ -15,10 +15,10 @@ import re
 from dataclasses import dataclass
 
 from kvedit.errors import UsageError
-from kvedit.names import SUPPORTS, Support
-from kvedit.policies.evidence import Policy
-from kvedit.policies.registry import policy_named
+from kvedit.names import AUTO, DEFAULT_POLICY, SUPPORTS, Support
+from kvedit.policies.registry import policy_class
 from kvedit.repair.budget import Budget
+from kvedit.repair.options import Options
 
 ENDS = {"shift": "0", "replay": "full", "reprefill": None, "erratum": None}
 _FORM = re.compile(r"(?P<policy>[a-z0-9-]+)(?:/(?P<support>[a-z]+))?(?P<copy>\+copy)?@(?P<budget>\S+)")
@@ -59,10 +59,20 @@ class Arm:
             raise UsageError(
                 f"There is no support '{found['support']}'.", f"Choose one of {', '.join(SUPPORTS)}."
             )
-        policy_named(found["policy"])
+        policy_class(found["policy"])
         budget = Budget.parse(found["budget"])
         return cls(name, found["policy"], support, budget, found["copy"] is not None)
 
-    def make_policy(self) -> Policy | None:
-        """Make the policy with its default settings."""
-        return None if self.policy is None else policy_named(self.policy)
+    def options(self, seed: int, executor: str = AUTO) -> Options:
+        """Return the options of a question that `Session.ask` would take for this arm.
+
+        `reprefill` and `erratum` refresh nothing.
+        """
+        budget = self.budget or Budget.parse("0")
+        return Options(
+            budget=budget,
+            policy=self.policy or DEFAULT_POLICY,
+            support=self.support,
+            executor=executor,
+            seed=seed,
+        )

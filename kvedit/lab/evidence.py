@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kvedit.errors import UsageError
 from kvedit.lab.arms import Arm
@@ -13,10 +14,10 @@ from kvedit.lab.case import Case
 from kvedit.lab.staged import Staged
 from kvedit.lab.statistics import Bootstrap
 from kvedit.model.model import Model
-from kvedit.policies.evidence import Evidence
 from kvedit.policies.registry import policy_class
-from kvedit.repair.select import select
+from kvedit.repair.pipeline import Repair
 
+IntArray = npt.NDArray[np.int64]
 Record = dict[str, Any]
 
 
@@ -39,16 +40,14 @@ def precision(model: Model, cases: Iterable[Case], arms: Sequence[Arm], *, seed:
         staged = Staged.of(model, case)
         if not staged.gold.any():
             continue
-        evidence = Evidence(
+        repair = Repair(
             model=model,
             cache=model.new_cache(0),
             ids=staged.ids,
+            rows=staged.rows,
             unit=staged.unit,
-            units=staged.units,
             query_ids=model.tokenizer.encode_text(case.question).ids,
-            suffix=staged.rows.suffix,
-            seed=seed,
-            past=staged.past,
+            past=staged.known_past,
         )
         yield {
             "schema_version": 1,
@@ -57,18 +56,12 @@ def precision(model: Model, cases: Iterable[Case], arms: Sequence[Arm], *, seed:
             "dataset": case.dataset,
             "suffix": int(staged.rows.suffix.sum()),
             "gold": int(staged.gold.sum()),
-            "arms": {arm.name: _arm(arm, staged, evidence) for arm in arms},
+            "arms": {arm.name: _arm(repair.select(arm.options(seed)).rows, staged) for arm in arms},
         }
 
 
-def _arm(arm: Arm, staged: Staged, evidence: Evidence) -> Record:
-    policy, rows = arm.make_policy(), staged.rows
-    assert policy is not None
-    assert arm.budget is not None
-    budget = arm.budget.resolve(int(rows.suffix.sum()))
-    scores = policy.score(evidence)
-    support = select(scores, staged.unit, rows.stale, rows.suffix, budget, arm.support or policy.support)
-    return {"rows": len(support), "hit": int(staged.gold[support].sum())}
+def _arm(selected: IntArray, staged: Staged) -> Record:
+    return {"rows": len(selected), "hit": int(staged.gold[selected].sum())}
 
 
 def summarise_precision(records: Sequence[Record]) -> Record:

@@ -22,10 +22,12 @@ from kvedit.cache.kv import KVCache, States
 from kvedit.cache.rows import Piece, RowTable
 from kvedit.errors import ContextError, UsageError
 from kvedit.model.model import Model
-from kvedit.policies.evidence import Evidence
-from kvedit.policies.registry import policy_named
-from kvedit.repair.refresh import choose_executor, prefill_, refresh_, shift_
-from kvedit.repair.select import select
+from kvedit.policies.evidence import Past
+from kvedit.policies.registry import policy_class
+from kvedit.repair.budget import Budget
+from kvedit.repair.options import Options
+from kvedit.repair.pipeline import Repair
+from kvedit.repair.refresh import prefill_, shift_
 from kvedit.timing import Timings, waiter
 
 HEAD_ROWS = 16
@@ -46,6 +48,7 @@ class Edited:
         segments: Raw keys and values `[L, H, N, D]` by name.
         unit: Unit of each row, `int64 [T]`; -1 before the body.
         query_ids: Ids of the bare question, `int64 [Nq]`.
+        past: The rows before the edit.
     """
 
     model: Model
@@ -54,6 +57,7 @@ class Edited:
     segments: Mapping[str, tuple[Tensor, Tensor]]
     unit: IntArray
     query_ids: IntArray
+    past: Past
 
     @classmethod
     def of(cls, model: Model, ids: IntArray, context: int, unit_rows: int = 32) -> Edited:
@@ -93,6 +97,7 @@ class Edited:
             {"text": (states.keys, states.values)},
             np.where(unit < 0, -1, unit // unit_rows),
             before[context // 2 : context // 2 + 12],
+            Past(before, np.delete(np.arange(len(before)), np.s_[HEAD_ROWS:after])),
         )
 
     @property
@@ -147,31 +152,27 @@ def recover(
         UsageError: A name that has no meaning, or overlap with a policy that needs the cache.
     """
     model, rows = edited.model, edited.rows
-    scorer = policy_named(policy)
-    if overlap and scorer.reads_cache:
+    options = Options(budget=Budget.parse(f"{budget}t"), policy=policy, executor=executor)
+    if overlap and policy_class(policy).reads_cache:
         raise UsageError(
             f"The policy {policy} reads the shifted cache, so it cannot run beside the shift.",
             "Leave the overlap out, or use a policy without a probe, such as sur.",
         )
     timings = Timings(waiter(model.device.type))
+    repair = Repair(
+        model=model,
+        cache=cache,
+        ids=edited.ids,
+        rows=rows,
+        unit=edited.unit,
+        query_ids=edited.query_ids,
+        past=lambda: edited.past,
+        timings=Timings() if overlap else timings,  # preparation is timed as a whole
+    )
 
     def shift(stream: Any = None) -> None:
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             shift_(model, cache, rows.placed(), edited.segments)
-
-    def selected() -> IntArray:
-        evidence = Evidence(
-            model=model,
-            cache=cache,
-            ids=edited.ids,
-            unit=edited.unit,
-            units=int(edited.unit.max(initial=-1)) + 1,
-            query_ids=edited.query_ids,
-            suffix=rows.suffix,
-            seed=0,
-        )
-        scores = scorer.score(evidence)
-        return select(scores, edited.unit, rows.stale, rows.suffix, budget, scorer.support)
 
     if overlap:
         with timings.measure("preparation"), ThreadPoolExecutor(1) as beside:
@@ -179,19 +180,18 @@ def recover(
             if stream is not None:  # what fills the cache follows what made it
                 stream.wait_stream(torch.cuda.current_stream())
             shifting = beside.submit(shift, stream)
-            chosen = selected()
+            selected = repair.select(options).rows
             shifting.result()
             if stream is not None:
                 torch.cuda.current_stream().wait_stream(stream)
     else:
         with timings.measure("shift"):
             shift()
-        with timings.measure("selection"):
-            chosen = selected()
+        cache.length = len(rows)
+        selected = repair.select(options).rows
     cache.length = len(rows)
-    chosen = chosen if support is None else support
-    computed = np.union1d(chosen, np.flatnonzero(rows.missing))
-    with timings.measure("refresh", len(computed)):
-        ids = model.to_device(edited.ids)
-        parts = list(refresh_(model, cache, ids, computed, choose_executor(executor, computed)))
-    return Recovery(cache, chosen, computed, States.concatenate(parts), timings)
+    selected = selected if support is None else support
+    computed = np.union1d(selected, repair.missing)
+    repair.timings = timings
+    _, parts = repair.refresh(computed, executor)
+    return Recovery(cache, selected, computed, States.concatenate(parts), timings)

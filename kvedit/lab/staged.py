@@ -56,6 +56,10 @@ class Staged:
             gold=_rows_within(case.gold, new, len(head)) & rows.suffix,
         )
 
+    def known_past(self) -> Past:
+        """Return the rows before the edit."""
+        return self.past
+
     @property
     def units(self) -> int:
         """How many units there are."""

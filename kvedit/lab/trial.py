@@ -23,9 +23,9 @@ from kvedit.lab.scoring import exact_match, f1
 from kvedit.lab.staged import DIRTY, Staged
 from kvedit.model.decode import Sampler, decode_, prefill_question_
 from kvedit.model.model import Model
-from kvedit.policies.evidence import Evidence
-from kvedit.repair.refresh import choose_executor, prefill_, refresh_, shift_
-from kvedit.repair.select import select
+from kvedit.names import AUTO
+from kvedit.repair.pipeline import Repair
+from kvedit.repair.refresh import prefill_, shift_
 from kvedit.timing import Timings, waiter
 
 IntArray = npt.NDArray[np.int64]
@@ -130,14 +130,23 @@ class Trial:
         model: The model.
         case: The case.
         seed: For policies that draw.
+        executor: How rows are recomputed.
         clean: The clean prefill of the case before, used again if it is the same text.
 
     Raises:
         ContextError: The text and its answer do not fit the model's context.
     """
 
-    def __init__(self, model: Model, case: Case, *, seed: int = 0, clean: Clean | None = None) -> None:
-        self.model, self.case, self.seed = model, case, seed
+    def __init__(
+        self,
+        model: Model,
+        case: Case,
+        *,
+        seed: int = 0,
+        executor: str = AUTO,
+        clean: Clean | None = None,
+    ) -> None:
+        self.model, self.case, self.seed, self.executor = model, case, seed, executor
         self.asked = Asked(model, case)
         self.staged = Staged.of(model, case)
         self.ids, self.rows = self.staged.ids, self.staged.rows
@@ -159,51 +168,40 @@ class Trial:
         if arm.name == "reprefill":
             return self._record(arm, self.clean.view, self.clean.timings, None)
         timings = Timings(self.timings.synchronize, {"shift": self.timings.phases["shift"]})
-        missing = np.flatnonzero(self.rows.missing)
-        support = self._support(arm, timings, missing)
-        computed = np.union1d(support, missing)
+        repair = self.repair(timings)
+        selected = self._select(repair, arm)
+        computed = np.union1d(selected, repair.missing)
         try:
-            with timings.measure("refresh", len(computed)):
-                if arm.copies:
-                    self._put(self.clean.cache, support)
-                    self._refresh(missing)  # they see the copies, as they see refreshed rows
-                else:
-                    self._refresh(computed)
+            if arm.copies:
+                with timings.measure("refresh"):
+                    self._put(self.clean.cache, selected)
+            # Missing rows see the copies, as they see refreshed rows.
+            repair.refresh(repair.missing if arm.copies else computed, self.executor)
             view = self.asked.view(self.cache, len(self.ids), timings, notice=arm.name == "erratum")
         finally:
             self._put(self._shifted, computed)
-        return self._record(arm, view, timings, support)
+        return self._record(arm, view, timings, selected)
 
-    def _support(self, arm: Arm, timings: Timings, missing: IntArray) -> IntArray:
-        """Choose rows as `ask` does; the time it takes is the probe's cost."""
-        suffix = self.rows.suffix
-        budget = 0 if arm.budget is None else arm.budget.resolve(int(suffix.sum()))
-        policy = arm.make_policy()
-        if policy is None:
-            return np.flatnonzero(suffix) if budget else np.zeros(0, dtype=np.int64)
-        if len(missing) and policy.reads_cache:  # as `ask` does
-            with timings.measure("refresh"):
-                self._refresh(missing)
-        with timings.measure("selection", int(suffix.sum())):
-            scores = policy.score(self.evidence())
-            return select(
-                scores, self.staged.unit, self.rows.stale, suffix, budget, arm.support or policy.support
-            )
-
-    def evidence(self) -> Evidence:
-        """What a policy may look at."""
-        return Evidence(
+    def repair(self, timings: Timings) -> Repair:
+        """Return the pipeline for the case's question on its shifted cache, as `Session.ask` has it."""
+        return Repair(
             model=self.model,
             cache=self.cache,
             ids=self.ids,
+            rows=self.rows,
             unit=self.staged.unit,
-            units=self.staged.units,
             query_ids=self.asked.query_ids,
-            suffix=self.rows.suffix,
-            seed=self.seed,
-            past=self.staged.past,
+            past=self.staged.known_past,
             clean=self.clean.cache,
+            timings=timings,
         )
+
+    def _select(self, repair: Repair, arm: Arm) -> IntArray:
+        if arm.policy is not None:
+            return repair.select(arm.options(self.seed, self.executor)).rows
+        suffix = self.rows.suffix
+        budget = 0 if arm.budget is None else arm.budget.resolve(int(suffix.sum()))
+        return np.flatnonzero(suffix) if budget else np.zeros(0, dtype=np.int64)
 
     def _shift(self, old_ids: IntArray) -> None:
         """Prefill the text before the edit, and bring its rows to their places."""
@@ -215,12 +213,6 @@ class Trial:
             shift_(model, self.cache, self.rows.placed(), {DIRTY: (states.keys, states.values)})
         self.cache.length = len(self.ids)
         self._shifted = self.cache.clone()
-
-    def _refresh(self, rows: IntArray) -> None:
-        if len(rows):
-            executor = choose_executor("auto", rows)
-            for _ in refresh_(self.model, self.cache, self.model.to_device(self.ids), rows, executor):
-                pass
 
     def _put(self, source: KVCache, rows: IntArray) -> None:
         """Put rows of another cache in the place of the working cache's."""

@@ -13,8 +13,9 @@ from kvedit.cache.rows import Piece
 from kvedit.model.decode import prefill_question_
 from kvedit.model.model import Model
 from kvedit.names import Executor
+from kvedit.repair.deviation import TOLERANCE, deviation
+from kvedit.repair.pipeline import follow_greedy
 from kvedit.repair.refresh import prefill_, refresh_, shift_
-from kvedit.session.verify import TOLERANCE, deviation
 from kvedit.timing import clock, waiter
 
 PROBE = 64
@@ -177,16 +178,14 @@ def _greedy(model: Model, held: KVCache, clean: KVCache, total: int) -> tuple[in
     forward pass. In float32 there are none.
     """
     held.length = clean.length = total
-    token = _ids(model, 1)
+    first, _ = prefill_question_(model, clean, _ids(model, 1))
+    other, _ = prefill_question_(model, held, _ids(model, 1))
     off, tie = 0, True
-    for _ in range(_ANSWER):
-        ours, _states = prefill_question_(model, held, token)
-        theirs, _states = prefill_question_(model, clean, token)
-        if int(ours.argmax()) != int(theirs.argmax()):
+    for token, theirs, ours in follow_greedy(model, clean, held, (first, other), _ANSWER, ()):
+        if int(ours.argmax()) != token:
             off += 1
             gap = float(theirs.max() - theirs[ours.argmax()]) / max(float(theirs.std()), 1e-6)
             tie = tie and model.dtype != torch.float32 and gap <= TOLERANCE[model.dtype]
-        token = theirs.argmax()[None]
     return off, tie
 
 

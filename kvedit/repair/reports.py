@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvedit.repair.options import Options
 from kvedit.timing import Timings
 
 
@@ -83,13 +84,13 @@ class Answer:
         text: The answer.
         ids: Its token ids.
         finish_reason: `stop`, `length` or `interrupted`.
-        policy, executor, seed, temperature: As they were used; `executor` is `none` without rows.
-        budget: As it was asked for.
+        options: What it was asked with.
+        executor: How rows were recomputed; `none` without rows.
         budget_rows: B, as it was resolved.
         suffix: S, before the answer.
         missing, refreshed, reused: Rows of head and document by what was done with them; they
             add up to `tokens`.
-        runs: Runs of adjacent rows in the support, missing rows included.
+        runs: Runs of adjacent rows among those computed.
         tokens: T, rows of head and document.
         timings: Phases, in order.
         first_token_s: Shift, selection, refresh and question prefill.
@@ -100,11 +101,8 @@ class Answer:
     text: str
     ids: tuple[int, ...]
     finish_reason: str
-    policy: str
+    options: Options
     executor: str
-    seed: int
-    temperature: float
-    budget: str
     budget_rows: int
     suffix: int
     missing: int

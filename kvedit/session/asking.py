@@ -11,20 +11,16 @@ from torch import Tensor
 
 from kvedit.cache.kv import States
 from kvedit.cache.memory import check_memory
-from kvedit.cache.rows import RowTable, runs
+from kvedit.cache.rows import RowTable
 from kvedit.errors import UsageError
 from kvedit.model.decode import Lookup, Sampler, TextStream, decode_, prefill_question_
 from kvedit.model.model import CHUNK_ROWS
 from kvedit.names import DEFAULT_NEW_TOKENS
-from kvedit.policies.evidence import Evidence, Past
-from kvedit.policies.registry import policy_named
-from kvedit.policies.scores import Scores
+from kvedit.policies.evidence import Past
 from kvedit.repair.options import Options
-from kvedit.repair.refresh import choose_executor, refresh_
+from kvedit.repair.pipeline import Repair, Selection
 from kvedit.repair.reports import Answer, ChosenUnit, Explanation, Token
-from kvedit.repair.select import select
 from kvedit.session.state import State
-from kvedit.text.units import UNIT_CAP, unit_of_rows
 from kvedit.timing import Timings, waiter
 from kvedit.tokens.prompt import check_context
 
@@ -83,7 +79,6 @@ class Asking:
     def __init__(
         self, session: State, options: Options, timings: Timings, on_phase: Callable[[str], None]
     ) -> None:
-        self.policy = policy_named(options.policy)
         self.session, self.options = session, options
         self.model = session.model
         self.timings = timings
@@ -97,56 +92,44 @@ class Asking:
 
     def tokens(self, question: str) -> Generator[Token, None, Answer]:
         """Answer, token by token; see `Session.ask`."""
-        session, options, timings, rows = self.session, self.options, self.timings, self.rows
+        options, timings, total = self.options, self.timings, len(self.rows)
         question_ids = self._question_ids(question)
         limit = self._limit(len(question_ids))
-        total, suffix, replay_s = len(rows), int(rows.suffix.sum()), session.replay_s
-
+        suffix, replay_s = int(self.rows.suffix.sum()), self.session.replay_s
         budget_rows = options.budget.resolve(suffix)
         if options.decode_weights is not None:
             with timings.measure("load"):
                 self.model.reduced(options.decode_weights)
-        self.shift(total + len(question_ids) + limit, budget_rows + int(rows.missing.sum()))
-        support, _, _ = self.select(question, budget_rows)
-        missing = np.flatnonzero(rows.missing)
-        computed = np.union1d(support, missing)
-        executor, parts = self._refresh(computed)
-        self.on_phase("question")
-        working = session.working
-        working.forget(np.arange(total, working.cache.capacity))
-        with timings.measure("question", len(question_ids)):
-            ids = self.model.to_device(question_ids)
-            logits, states = prefill_question_(self.model, working.cache, ids)
+        self.shift(total + len(question_ids) + limit, budget_rows + int(self.rows.missing.sum()))
+        repair = self.repair(question)
+        selection = repair.select(options)
+        executor, parts = repair.refresh(selection.computed, options.executor)
+        logits, states = repair.question(question_ids)
         lookup = Lookup(np.concatenate([self.ids, question_ids]), limit)
-        said, text, reason, walked = yield from self._decode(logits, limit, lookup)
+        answer_ids, text, reason, walked = yield from self._decode(logits, limit, lookup)
+        kept = options.keep and (bool(parts) or options.conversation)
         if options.conversation and options.decode_weights is not None and walked:
             with timings.measure("save"):  # what is kept is computed with the model's own weights
-                working.cache.length = total + len(question_ids)
-                ids = self.model.to_device(np.array(said[: len(walked)], dtype=np.int64))
-                walked = [prefill_question_(self.model, working.cache, ids)[1]]
-        kept = options.keep and (bool(parts) or options.conversation)
+                walked = [self._answer_states(total + len(question_ids), answer_ids[: len(walked)])]
         if kept:
             self.on_phase("save")
-            with timings.measure("save", len(computed)):
-                if reason == "interrupted" and said:  # asked again, it is to end there
-                    options = replace(options, max_new_tokens=len(said))
-                command = options.command(question)
-                self._keep(command, parts, [states, *walked], [*question_ids.tolist(), *said])
+            with timings.measure("save", len(selection.computed)):
+                if reason == "interrupted" and answer_ids:  # asked again, it is to end there
+                    options = replace(options, max_new_tokens=len(answer_ids))
+                new_ids = [*question_ids.tolist(), *answer_ids]
+                self._keep(options.command(question), parts, [states, *walked], new_ids)
         return Answer(
             text=text,
-            ids=tuple(said),
+            ids=tuple(answer_ids),
             finish_reason=reason,
-            policy=options.policy,
+            options=self.options,
             executor=executor,
-            seed=options.seed,
-            temperature=options.temperature,
-            budget=options.budget.text,
             budget_rows=budget_rows,
             suffix=suffix,
-            missing=len(missing),
-            refreshed=len(support),
-            reused=total - len(computed),
-            runs=sum(1 for _ in runs(computed)),
+            missing=len(selection.missing),
+            refreshed=len(selection.rows),
+            reused=total - len(selection.computed),
+            runs=selection.runs,
             tokens=total,
             timings=timings,
             first_token_s=timings.seconds("shift", "selection", "refresh", "question"),
@@ -160,23 +143,19 @@ class Asking:
         total, suffix = len(rows), int(rows.suffix.sum())
         self._limit(len(self._question_ids(question)))  # what cannot be asked is not explained
         self.shift(total + len(session.tokenizer.encode_text(question)))  # with room for a probe
-        budget_rows = self.options.budget.resolve(suffix)
-        support, evidence, scores = self.select(question, budget_rows)
-        missing = np.flatnonzero(rows.missing)
-        computed = np.union1d(support, missing)
-        speed = session.manifest.prefill_tokens_per_s
+        selection = self.repair(question).select(self.options)
         return Explanation(
             policy=self.options.policy,
             budget=self.options.budget.text,
-            budget_rows=budget_rows,
+            budget_rows=self.options.budget.resolve(suffix),
             suffix=suffix,
-            missing=len(missing),
+            missing=len(selection.missing),
             tokens=total,
-            runs=sum(1 for _ in runs(computed)),
-            refresh_s=len(computed) / speed,
+            runs=selection.runs,
+            refresh_s=len(selection.computed) / session.manifest.prefill_tokens_per_s,
             replay_s=session.replay_s,
-            units=tuple(self._chosen_units(support, evidence, scores)) if scores else (),
-            lines=self._chosen_lines(support),
+            units=tuple(self._chosen_units(selection)),
+            lines=self._chosen_lines(selection.rows),
         )
 
     def shift(self, capacity: int, computed: int = 0) -> None:
@@ -197,49 +176,26 @@ class Asking:
             gathered = sum(session.gather(rows, working.differing(rows)))
         self.timings.add("shift", 0.0, gathered)
 
-    def select(self, question: str, budget: int) -> tuple[IntArray, Evidence, Scores | None]:
-        """Choose the support for a question; nothing is scored where nothing can be bought."""
-        rows = self.rows
-        if budget and self.policy.reads_cache:
-            self._refresh(np.flatnonzero(rows.missing))
-        self.on_phase("selection")
-        with self.timings.measure("selection", int(rows.suffix.sum())):
-            unit = self._units()
-            evidence = Evidence(
-                model=self.model,
-                cache=self.session.working.cache,
-                ids=self.ids,
-                unit=unit,
-                units=int(unit.max(initial=-1)) + 1,
-                query_ids=self.session.tokenizer.encode_text(question).ids,
-                suffix=rows.suffix,
-                seed=self.options.seed,
-                past=self._past() if budget else None,
-            )
-            if not budget:
-                return np.zeros(0, dtype=np.int64), evidence, None
-            scores = self.policy.score(evidence)
-            support_of = self.options.support or self.policy.support
-            support = select(scores, unit, rows.stale, rows.suffix, budget, support_of)
-            return support, evidence, scores
+    def repair(self, question: str) -> Repair:
+        """Return the pipeline for a question on the session's working cache; the rows are shifted already."""
+        working = self.session.working
+        return Repair(
+            model=self.model,
+            cache=working.cache,
+            ids=self.ids,
+            rows=self.rows,
+            unit=self.session.units[: len(self.rows)],
+            query_ids=self.session.tokenizer.encode_text(question).ids,
+            past=self._past,
+            timings=self.timings,
+            on_phase=self.on_phase,
+            on_write=working.forget,
+        )
 
     def _past(self) -> Past | None:
         """Find the last revision before this one whose rows were all exact, and which of them are left."""
-        journal, entry = self.session.journal, self.session.revision.entry
-        while entry.parent is not None:
-            entry = journal.entry(entry.parent)
-            if entry.frontier == entry.tokens:
-                ids, rows = self.session.rows_of(entry.number)
-                return Past(ids, self.rows.found_in(rows))
-        return None
-
-    def _units(self) -> IntArray:
-        """Number the unit of each row: -1 for the head; a conversation is cut into equal pieces."""
-        session = self.session
-        body = unit_of_rows(session.document.text, session.tokens.starts)
-        spoken = len(self.rows) - session.document_rows
-        after = int(body.max(initial=-1)) + 1 + np.arange(spoken) // UNIT_CAP
-        return np.concatenate([np.full(len(session.manifest.head_ids), -1), body, after])
+        exact = self.session.exact_past()
+        return None if exact is None else Past(exact[0], self.rows.found_in(exact[1]))
 
     def _question_ids(self, question: str) -> IntArray:
         session = self.session
@@ -255,16 +211,11 @@ class Asking:
         check_context(tokens, question + limit, "question and answer", context)
         return limit
 
-    def _refresh(self, computed: IntArray) -> tuple[str, list[States]]:
-        self.on_phase("refresh")
-        if not len(computed):
-            self.timings.add("refresh", 0.0, 0)
-            return "none", []
-        executor = choose_executor(self.options.executor, computed)
-        ids, working = self.model.to_device(self.ids), self.session.working
-        working.forget(computed)  # until they are kept
-        with self.timings.measure("refresh", len(computed)):
-            return executor, list(refresh_(self.model, working.cache, ids, computed, executor))
+    def _answer_states(self, start: int, ids: list[int]) -> States:
+        """Compute the states of an answer's ids again, with the model's own weights."""
+        cache = self.session.working.cache
+        cache.length = start
+        return prefill_question_(self.model, cache, self.model.to_device(np.array(ids, dtype=np.int64)))[1]
 
     def _decode(
         self, logits: Tensor, limit: int, lookup: Lookup
@@ -309,30 +260,33 @@ class Asking:
         place = np.concatenate([states.rows.cpu().numpy() for states in parts])
         session.working.settle(session.rows, np.sort(place))
 
-    def _chosen_units(self, support: IntArray, evidence: Evidence, scores: Scores) -> list[ChosenUnit]:
-        session = self.session
+    def _chosen_units(self, selection: Selection) -> Iterator[ChosenUnit]:
+        """Describe the units with selected rows, the best first."""
+        if selection.scores is None:
+            return iter(())
+        session, evidence, scores = self.session, selection.evidence, selection.scores
         head, text = len(session.manifest.head_ids), session.document.text
         own = evidence.unit if scores.unit is None else scores.unit
-        found: list[ChosenUnit] = []
-        for unit in np.unique(evidence.unit[support]):
+        units: list[ChosenUnit] = []
+        for unit in np.unique(evidence.unit[selection.rows]):
             rows = np.flatnonzero(evidence.unit == unit)
             first = last = 0
-            spelled = session.tokenizer.decode(self.ids[rows].tolist())
+            content = session.tokenizer.decode(self.ids[rows].tolist())
             if rows[0] < session.document_rows:
                 start = int(session.tokens.starts[rows[0] - head])
                 stop = int(session.tokens.stops[rows[-1] - head])
-                spelled = text[start:stop]
-                content = start + len(spelled) - len(spelled.lstrip())
-                first, last = (text.count("\n", 0, at) + 1 for at in (content, max(start, stop - 1)))
-            chosen = int(np.isin(rows, support).sum())
+                content = text[start:stop]
+                begins = start + len(content) - len(content.lstrip())
+                first, last = (text.count("\n", 0, where) + 1 for where in (begins, max(start, stop - 1)))
+            chosen = int(np.isin(rows, selection.rows).sum())
             score = float(scores.units[own[rows]].max())
-            found.append(ChosenUnit(first, last, spelled, score, chosen, len(rows)))
-        return sorted(found, key=lambda item: -item.score)
+            units.append(ChosenUnit(first, last, content, score, chosen, len(rows)))
+        return iter(sorted(units, key=lambda item: -item.score))
 
-    def _chosen_lines(self, support: IntArray) -> tuple[float, ...]:
-        """Share of the rows of each line that is in the support."""
+    def _chosen_lines(self, selected: IntArray) -> tuple[float, ...]:
+        """Return the share of each line's rows that is selected."""
         session = self.session
-        body = support[support < session.document_rows] - len(session.manifest.head_ids)
+        body = selected[selected < session.document_rows] - len(session.manifest.head_ids)
         starts, count = np.array(session.document.line_starts, dtype=np.int64), session.document.line_count
         # A row belongs to the line in which it ends: a blank before a word may be of the line before.
         line = np.searchsorted(starts, np.maximum(session.tokens.stops - 1, 0), side="right") - 1

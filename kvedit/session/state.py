@@ -23,6 +23,7 @@ from kvedit.store.journal import Journal
 from kvedit.store.records import Entry, Manifest, Revision
 from kvedit.store.store import Store
 from kvedit.text.document import Document, Edit, Source
+from kvedit.text.units import UNIT_CAP, unit_of_rows
 from kvedit.timing import now
 from kvedit.tokens.prompt import Prompt, check_context, encode_body
 from kvedit.tokens.splice import Splice, Tokens
@@ -62,6 +63,8 @@ class State:
         self._segment_ids: dict[str, npt.NDArray[np.int32]] = {}
         self._model: Model | None = None
         self._working: WorkingCache | None = None
+        self._body_units: tuple[Tokens, IntArray] | None = None
+        self._past: tuple[tuple[str, int], tuple[IntArray, RowTable]] | None = None
         self._read()
 
     def _read(self) -> None:
@@ -98,6 +101,31 @@ class State:
         if self._model is not None:
             _check_ids(ids, self._model)
         return ids
+
+    @property
+    def units(self) -> IntArray:
+        """Unit of each row, `int64 [T]`: -1 for the head; a conversation is cut into equal pieces.
+
+        Built once for each text, since every question wants them.
+        """
+        if self._body_units is None or self._body_units[0] is not self.tokens:
+            self._body_units = self.tokens, unit_of_rows(self.document.text, self.tokens.starts)
+        body = self._body_units[1]
+        conversation = len(self.rows) - self.document_rows
+        after = int(body.max(initial=-1)) + 1 + np.arange(conversation) // UNIT_CAP
+        return np.concatenate([np.full(len(self.manifest.head_ids), -1), body, after])
+
+    def exact_past(self) -> tuple[IntArray, RowTable] | None:
+        """Return ids and rows of the last revision before this one whose rows were all exact."""
+        entry = self.revision.entry
+        while entry.parent is not None:
+            entry = self.journal.entry(entry.parent)
+            if entry.frontier == entry.tokens:
+                key = (self.manifest.journal.name, entry.number)
+                if self._past is None or self._past[0] != key:
+                    self._past = key, self.rows_of(entry.number)
+                return self._past[1]
+        return None
 
     @property
     def document_rows(self) -> int:

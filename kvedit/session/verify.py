@@ -12,16 +12,15 @@ from kvedit.cache.kv import KVCache
 from kvedit.cache.memory import check_memory
 from kvedit.model.decode import Sampler, decode_, prefill_question_
 from kvedit.model.model import CHUNK_ROWS
+from kvedit.repair.deviation import TOLERANCE, deviation
 from kvedit.repair.options import Options
-from kvedit.repair.refresh import prefill_, refresh_
+from kvedit.repair.pipeline import follow_greedy
+from kvedit.repair.refresh import prefill_
 from kvedit.repair.reports import Comparison, Verification
 from kvedit.session.asking import Asking
 from kvedit.session.state import State
 from kvedit.timing import Timings
 from kvedit.tokens.prompt import check_context
-
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Relative deviation that rounding alone may reach: other chunks are other orders of summation."""
 
 
 def verify(
@@ -52,14 +51,11 @@ def verify(
     for states in prefill_(model, clean, model.to_device(ids[:seen])):
         progress(int(states.rows[-1]) + 1, total)
     asking.shift(seen + room)
-    budget = options.budget.resolve(int(asking.rows.suffix.sum()))
-    support = np.zeros(0, dtype=np.int64)
-    if question is not None:
-        support, _, _ = asking.select(question, budget)
-    computed = np.union1d(support, np.flatnonzero(asking.rows.missing))
+    repair = asking.repair(question or "")
+    selected = repair.select(options).rows if question is not None else np.zeros(0, dtype=np.int64)
+    computed = np.union1d(selected, repair.missing)
+    repair.refresh(computed, "packed")
     working = session.working
-    working.forget(computed)
-    list(refresh_(model, working.cache, model.to_device(ids[:seen]), computed, "packed"))
     keys, key_heat = deviation(working.cache.keys, clean.keys, seen)
     values, value_heat = deviation(working.cache.values, clean.values, seen)
     heat = np.maximum(key_heat, value_heat)
@@ -82,19 +78,6 @@ def verify(
     )
 
 
-def deviation(held: Tensor, clean: Tensor, total: int) -> tuple[tuple[float, ...], np.ndarray]:
-    """Give the relative deviation of `[L, H, T, D]`: one number a layer, and `float32 [L, T]`."""
-    layers: list[float] = []
-    heat = np.zeros((len(held), total), dtype=np.float32)
-    for layer in range(len(held)):  # one at a time: a copy of all would double the memory
-        right = clean[layer, :, :total].float()
-        gap = (held[layer, :, :total].float() - right).square().sum(dim=(0, 2))
-        norm = right.square().sum(dim=(0, 2))
-        layers.append(float((gap.sum() / norm.sum().clamp_min(1e-30)).sqrt()))
-        heat[layer] = (gap / norm.clamp_min(1e-30)).sqrt().cpu().numpy()
-    return tuple(layers), heat
-
-
 def _compare(
     session: State, held: KVCache, clean: KVCache, total: int, question: Tensor, limit: int
 ) -> Comparison:
@@ -105,17 +88,13 @@ def _compare(
     reference, _ = prefill_question_(model, clean, question)
     log_p, log_q = (torch.log_softmax(logits.double(), dim=-1) for logits in (reference, repaired))
     clean_ids, agreed, gaps = list[int](), list[bool](), list[float]()
-    on_clean, on_held = reference, repaired
-    while len(clean_ids) < limit:
+    stops = model.stop_ids
+    for token, on_clean, on_held in follow_greedy(model, clean, held, (reference, repaired), limit, stops):
         first, second = on_clean.topk(2).values.tolist()
-        token = int(on_clean.argmax())
         agreed.append(int(on_held.argmax()) == token)
         gaps.append(first - second)
-        if token in model.stop_ids:
-            break
-        clean_ids.append(token)
-        said = torch.tensor([token], device=model.device)
-        on_clean, on_held = (prefill_question_(model, cache, said)[0] for cache in (clean, held))
+        if token not in stops:
+            clean_ids.append(token)
     held.length = total + len(question)
     ids = list(decode_(model, held, repaired, Sampler(0.0, 0), limit, []))
     differs_at = agreed.index(False) if False in agreed else None

@@ -27,7 +27,7 @@ from kvedit.lab.staged import Staged
 from kvedit.lab.trial import NOTICE, Clean, Trial, run_case
 from kvedit.model.model import Model
 from kvedit.names import SUPPORTS
-from kvedit.policies.registry import POLICIES, policy_class, policy_named
+from kvedit.policies.registry import POLICIES, policy_class
 from kvedit.text.document import Document, Edit
 
 approx = pytest.approx
@@ -87,7 +87,6 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
 def test_the_ends_are_arms_without_a_policy():
     ends = {name: Arm.parse(name) for name in ("shift", "replay", "reprefill", "erratum")}
     assert {arm.policy for arm in ends.values()} == {None}
-    assert {arm.make_policy() for arm in ends.values()} == {None}
     resolved = {name: arm.budget and arm.budget.resolve(70) for name, arm in ends.items()}
     assert resolved == {"shift": 0, "replay": 70, "reprefill": None, "erratum": None}
 
@@ -102,7 +101,9 @@ def test_every_policy_is_an_arm_with_every_rule_and_budget(rule, copies, budget,
         assert (arm.name, arm.policy, arm.support, arm.copies) == (name, policy, rule, copies)
         assert arm.budget is not None
         assert arm.budget.resolve(700) == rows
-        assert arm.make_policy() == policy_named(policy)
+        options = arm.options(seed=3)
+        assert (options.policy, options.support, options.budget) == (policy, rule, arm.budget)
+        assert options.seed == 3
 
 
 @pytest.mark.parametrize(

@@ -105,4 +105,4 @@ def test_digits_are_encoded_as_the_model_was_trained(default_model: Model) -> No
 def test_selection_finds_the_clause(session: Session) -> None:
     answer = session.ask("What is the rate of interest on late fees?", max_new_tokens=4)
     assert answer.refreshed == answer.budget_rows
-    assert answer.policy == DEFAULT_POLICY
+    assert answer.options.policy == DEFAULT_POLICY

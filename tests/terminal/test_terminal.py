@@ -24,7 +24,7 @@ TEXT = "".join(f"Line {number}: the fees of item {number} are {number * 37}.\n" 
 SLOW = """
 import time
 from pathlib import Path
-import kvedit.session.asking, kvedit.session.state, kvedit.repair.working
+import kvedit.session.asking, kvedit.session.state, kvedit.repair.pipeline, kvedit.repair.working
 
 def hold(phase):
     while Path("hold").exists() and Path("hold").read_text() == phase:
@@ -40,8 +40,8 @@ def slowed(place, name, phase):
 
 slowed(kvedit.session.state.State, "find_model", "load")
 slowed(kvedit.repair.working.WorkingCache, "gather_", "shift")
-slowed(kvedit.session.asking, "refresh_", "refresh")
-slowed(kvedit.session.asking, "prefill_question_", "question")
+slowed(kvedit.repair.pipeline, "refresh_", "refresh")
+slowed(kvedit.repair.pipeline, "prefill_question_", "question")
 decode = kvedit.session.asking.decode_
 def slow_decode(*args):
     for number, token in enumerate(decode(*args)):
