@@ -99,6 +99,30 @@ def keep(directory: Path, recipe: Recipe, tokenizer: str, checked: str) -> None:
         replace_file(place / "recipe.json", json.dumps(kept).encode())
 
 
+def refuse(directory: Path, checked: str) -> None:
+    """Remember that plain parts give other numbers than a checkpoint's own network.
+
+    Args:
+        directory: Where the checkpoint is.
+        checked: Dtype and kind of device of the comparison, such as `float32 cpu`.
+    """
+    with suppress(OSError, KveditError):
+        checkpoint_folder = folder() / key(directory)
+        make_folder(checkpoint_folder)
+        replace_file(checkpoint_folder / _refusal(checked), b"")
+
+
+def refused(directory: Path, checked: str) -> bool:
+    """Report whether that comparison of plain parts has failed before; `checked` is as in `refuse`."""
+    with suppress(OSError):
+        return (folder() / key(directory) / _refusal(checked)).is_file()
+    return False
+
+
+def _refusal(checked: str) -> str:
+    return f"refused {checked}"
+
+
 def key(directory: Path) -> str:
     """Return a checksum of everything that a recipe follows from.
 
