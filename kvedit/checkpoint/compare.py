@@ -123,15 +123,21 @@ def _rotation(model: Model, raw: list[Tensor], held: list[Tensor]) -> float:
 
 
 def remember(model: Model) -> None:
-    """Keep the recipe of a model that was compared, if plain parts give the same numbers."""
-    made = _recipe(model)
-    if made is None or model.spread:
+    """Keep the recipe of a model that was compared, if plain parts give the same numbers.
+
+    If they do not, that is remembered too, so that later openings do not compare plain parts again.
+    """
+    checked = f"{model.dtype_name} {model.device.type}"
+    if model.spread or recipe.refused(model.directory, checked):
+        return
+    plain = _recipe(model)
+    if plain is None:
         return
     with suppress(ModelError):  # names that only transformers knows how to read
-        if _same(model, made):
-            recipe.keep(
-                model.directory, made, model.tokenizer.serialized, f"{model.dtype_name} {model.device.type}"
-            )
+        if _same(model, plain):
+            recipe.keep(model.directory, plain, model.tokenizer.serialized, checked)
+            return
+    recipe.refuse(model.directory, checked)
 
 
 def _recipe(model: Model) -> Recipe | None:

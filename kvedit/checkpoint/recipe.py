@@ -3,8 +3,8 @@
 transformers is what reads and admits a checkpoint. Once `Model.check` has found that a network of
 the plain parts in `kvedit.model.network` gives the same numbers, bit for bit, a recipe is kept in the
 user's cache folder, under a checksum of all that it follows from: the checkpoint's small files, the
-headers of its weights, and the versions of the libraries. A change of any of them asks transformers
-again.
+headers of its weights, and the versions of kvedit and its libraries. A change in any of them means that
+transformers reads the checkpoint again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import platformdirs
 
+from kvedit import __version__
 from kvedit.errors import KveditError
 from kvedit.store.files import make_folder, replace_file
 from kvedit.tokens.prompt import Prompt
@@ -29,7 +30,7 @@ _LIBRARIES = ("torch", "transformers", "tokenizers")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A network of plain parts, but for its weights.
+    """A network of plain parts, except its weights.
 
     Attributes:
         layers, heads, groups, width: As `Model` has them.
@@ -65,7 +66,7 @@ class Recipe:
 
 
 def folder() -> Path:
-    """Give the folder of recipes in the user's cache."""
+    """Return the folder of recipes in the user's cache."""
     return Path(platformdirs.user_cache_dir("kvedit")) / "recipes"
 
 
@@ -98,21 +99,45 @@ def keep(directory: Path, recipe: Recipe, tokenizer: str, checked: str) -> None:
         replace_file(place / "recipe.json", json.dumps(kept).encode())
 
 
+def refuse(directory: Path, checked: str) -> None:
+    """Remember that plain parts give other numbers than a checkpoint's own network.
+
+    Args:
+        directory: Where the checkpoint is.
+        checked: Dtype and kind of device of the comparison, such as `float32 cpu`.
+    """
+    with suppress(OSError, KveditError):
+        checkpoint_folder = folder() / key(directory)
+        make_folder(checkpoint_folder)
+        replace_file(checkpoint_folder / _refusal(checked), b"")
+
+
+def refused(directory: Path, checked: str) -> bool:
+    """Report whether that comparison of plain parts has failed before; `checked` is as in `refuse`."""
+    with suppress(OSError):
+        return (folder() / key(directory) / _refusal(checked)).is_file()
+    return False
+
+
+def _refusal(checked: str) -> str:
+    return f"refused {checked}"
+
+
 def key(directory: Path) -> str:
-    """Give a checksum of all that a recipe follows from.
+    """Return a checksum of everything that a recipe follows from.
 
     Raises:
         OSError: A file cannot be read.
     """
-    found = hashlib.sha256(f"{_FORMAT};".encode())
+    checksum = hashlib.sha256(f"{_FORMAT};kvedit={__version__};".encode())
     for name in _LIBRARIES:
-        found.update(f"{name}={version(name)};".encode())
+        checksum.update(f"{name}={version(name)};".encode())
     for path in sorted({path for pattern in _SMALL_FILES for path in directory.glob(pattern)}):
         data = path.read_bytes()
-        found.update(f"{path.name}:{len(data)};".encode() + data)
+        checksum.update(f"{path.name}:{len(data)};".encode() + data)
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
             header = file.read(8)
             header += file.read(int.from_bytes(header, "little") & 0xFFFFFFF)  # at most 256 MiB
-        found.update(f"{path.name}:{len(header)};".encode() + header)
-    return found.hexdigest()[:32]
+        checksum.update(f"{path.name}:{len(header)};".encode() + header)
+    return checksum.hexdigest()[:32]

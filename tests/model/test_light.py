@@ -15,7 +15,7 @@ import torch
 from rigs.tiny import KINDS, save_tiny
 from safetensors.torch import load_file, save_file
 
-from kvedit.checkpoint import recipe
+from kvedit.checkpoint import compare, recipe
 from kvedit.errors import ModelError
 from kvedit.model import network as light
 from kvedit.model.model import Model
@@ -119,6 +119,27 @@ def test_packed_layers_that_give_other_numbers_make_no_recipe(
     model = Model.open(folder, device="cpu")
     model.check()
     assert model.quick() is model
+
+
+def test_a_refused_recipe_is_not_compared_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparisons = []
+    monkeypatch.setattr(compare, "_same", lambda model, plain: bool(comparisons.append(plain)))
+    for _ in range(2):
+        Model.open(folder, device="cpu").check()
+    assert len(comparisons) == 1
+    edit_config(folder)
+    Model.open(folder, device="cpu").check()
+    assert len(comparisons) == 2
+    Model.open(folder, device="cpu", dtype="bfloat16").check()
+    assert len(comparisons) == 3
+
+
+def test_the_version_of_kvedit_is_part_of_a_recipes_key(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_light(opened_twice(folder))
+    monkeypatch.setattr(recipe, "__version__", "0.0.0")
+    assert not is_light(Model.open(folder, device="cpu"))
 
 
 def test_plain_parts_give_what_transformers_gives(folder: Path) -> None:
