@@ -1,18 +1,21 @@
 """Run a small cut of every bench on the default model, and check all that it writes. About 3 minutes.
 
-    .venv/bin/python benchmarks/smoke.py
+    python benchmarks/smoke.py
+    python benchmarks/smoke.py --keep FOLDER    # keep the run folders, to compare the records of two versions
 
-A line for each bench with its time; the first that fails ends it, with exit code 1. The shapes of
-the files are those of benchmarks/rigs/schema.py.
+Prints one line per bench with its time; stops at the first failure, with exit code 1. The files have
+the shapes that benchmarks/rigs/schema.py defines.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from rigs.schema import check_comparison, check_run, check_summary
@@ -72,7 +75,7 @@ def write_question(path: Path) -> None:
 
 
 def kvedit(*args: str) -> dict[str, object]:
-    """Run a command in this process; give what it prints, or end with what it said."""
+    """Run a command in this process and return what it prints; exit with its output if it fails."""
     result = CliRunner().invoke(app, ["bench", *args, "--json"])
     if result.exit_code:
         sys.exit(f"kvedit bench {' '.join(args)} ended with {result.exit_code}:\n{result.output}")
@@ -81,7 +84,12 @@ def kvedit(*args: str) -> dict[str, object]:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    parser = argparse.ArgumentParser(description="Run a small version of every bench and check its files.")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the runs here, and keep them")
+    keep = parser.parse_args().keep
+    if keep is not None:
+        keep.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as folder:
         os.chdir(folder)
         write_question(Path("question.jsonl"))
         start = time.perf_counter()

@@ -42,8 +42,7 @@ IDS = torch.arange(90) * 37 % 509
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def gpu() -> Any:
     return importlib.import_module("gpu")
 
 

@@ -61,8 +61,7 @@ def llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def benchmark() -> Any:
     return importlib.import_module("llama")
 
 

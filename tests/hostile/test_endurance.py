@@ -68,8 +68,7 @@ def reliability(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def bench() -> Any:
     return importlib.import_module("reliability")
 
 
