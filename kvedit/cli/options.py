@@ -81,7 +81,7 @@ class Boundary(TyperGroup):
             if os.environ.get("KVEDIT_DEBUG"):
                 raise
             render.say(
-                f"Error: kvedit failed in a way it should not: {type(error).__name__}: {error}.\n"
+                f"Error: Unexpected error; this is a bug in kvedit: {type(error).__name__}: {error}.\n"
                 "Please report it, with the traceback that KVEDIT_DEBUG=1 shows."
             )
             raise typer.Exit(1) from None

@@ -39,7 +39,7 @@ def kvedit(*args: str | Path, code: int = 0, stdin: str | bytes | None = None) -
     result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output
-    assert "in a way it should not" not in result.output
+    assert "this is a bug in kvedit" not in result.output
     assert "\x1b" not in result.output
     return result
 

@@ -38,7 +38,7 @@ def run(*args: str, code: int = 0, stdin: str | None = None) -> Any:
     result = CliRunner().invoke(app, ["replay", *args], input=stdin)
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output
-    assert "in a way it should not" not in result.output
+    assert "this is a bug in kvedit" not in result.output
     return result
 
 

@@ -174,7 +174,7 @@ def test_a_person_edits_asks_resizes_and_leaves(pane: Pane, sessions: Path) -> N
     pane.sees(r"\| stale 9\d\.\d%")
     before = stale(pane)
     pane.line("dlete --lines 3")
-    pane.sees(r"^Error: 'dlete' is no command.\nDid you mean 'delete'\?")
+    pane.sees(r"^Error: Unknown command 'dlete'.\nDid you mean 'delete'\?")
     pane.line("set budget 10%")
     pane.sees(r"budget 10% \| sur-seam \| heal off$")
     assert stale(pane) == before  # nothing was healed since
@@ -222,7 +222,7 @@ def test_lines_of_an_earlier_run_come_back_and_ctrl_c_twice_leaves(pane: Pane) -
     pane.line("")
     pane.sees(r"^chat on$")
     pane.line("nosuch --lines")
-    pane.sees(r"^Error: 'nosuch' is no command.$")
+    pane.sees(r"^Error: Unknown command 'nosuch'.$")
     assert re.findall(r"\x1b\[[0-9;]*m", pane.screen("-e")) == []
     pane.keys("C-c")
     pane.sees(r"^Ctrl-D leaves; so does Ctrl-C twice.$")

@@ -65,7 +65,7 @@ def replace(
     session: SessionName = None,
     json: Json = False,
 ) -> None:
-    """Put other lines in the place of some."""
+    """Replace lines with new text."""
     new, exact = _new_text(text, file, encoding, exact)
     report_change(here.session(session).replace(lines, new, exact=exact), json)
 

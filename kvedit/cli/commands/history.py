@@ -16,7 +16,7 @@ Count = Annotated[int, typer.Argument(metavar="N", help="How many edits.")]
 
 @app.command(epilog="Example: kvedit undo 2")
 def undo(count: Count = 1, session: SessionName = None, json: Json = False) -> None:
-    """Take back edits: text and cache are again as they were before, at no compute."""
+    """Restore the text and its cache; nothing is recomputed."""
     report_change(here.session(session).undo(count), json)
 
 

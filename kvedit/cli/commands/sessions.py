@@ -13,7 +13,7 @@ from kvedit.cli.options import Json, SessionName, app, session_names
 from kvedit.cli.workspace import here
 from kvedit.errors import SessionError, UsageError
 
-sessions = typer.Typer(help="The sessions in the folder, and keeping them.", no_args_is_help=True)
+sessions = typer.Typer(help="List and manage sessions.", no_args_is_help=True)
 app.add_typer(sessions, name="sessions")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the session.", autocompletion=session_names)]
 NewName = Annotated[str, typer.Argument(metavar="NEW", help="The new name.")]

@@ -123,13 +123,13 @@ def _verbs() -> list[str]:
 
 
 def check_verb(word: str) -> None:
-    """Refuse a first word that is no command, with a suggestion; a question needs its '?'."""
+    """Refuse an unknown command, with a suggestion; a question needs its '?'."""
     if is_verb(word):
         return
     near = difflib.get_close_matches(word, _verbs(), n=1, cutoff=0.5)
     hint = f"Did you mean '{near[0]}'? " if near else ""
     raise UsageError(
-        f"'{word}' is no command.", f"{hint}Begin a question with '?'; 'help' lists the commands."
+        f"Unknown command '{word}'.", f"{hint}Begin a question with '?'; 'help' lists the commands."
     )
 
 
@@ -153,7 +153,10 @@ def _set(words: list[str]) -> None:
             setattr(settings, name, value == "on")
     if words and (len(words) != 2 or words[0] not in SETTINGS):
         known = "; ".join(f"{name} ({takes})" for name, takes in SETTINGS.items())
-        raise UsageError(f"'set {' '.join(words)}' sets nothing.", f"There are {known}.")
+        fact = (
+            f"'set {words[0]}' needs one value." if words[0] in SETTINGS else f"Unknown setting '{words[0]}'."
+        )
+        raise UsageError(fact, f"Settings: {known}.")
     record = {
         "budget": settings.budget or "default",
         "policy": settings.policy,
