@@ -37,7 +37,7 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def decode(data: bytes, name: str, encoding: str | None = None) -> tuple[str, str]:
-    """Decode a file's bytes strictly; give the text without its BOM, and the encoding.
+    """Decode a file's bytes strictly; return the text without its BOM, and the encoding.
 
     Nothing is replaced or left out: the text gives back the same bytes.
 
@@ -77,7 +77,7 @@ def decode(data: bytes, name: str, encoding: str | None = None) -> tuple[str, st
 
 
 def _recognised(data: bytes, name: str, encoding: str | None) -> tuple[str, int]:
-    """Say which encoding bytes are in, and how many of them are a byte order mark."""
+    """Report which encoding bytes are in, and how many of them are a byte order mark."""
     if encoding is None:
         found = next((known for known in FOUND if data.startswith(MARKS[known])), None)
         return (found, len(MARKS[found])) if found else ("utf-8", 0)
@@ -97,7 +97,7 @@ def _recognised(data: bytes, name: str, encoding: str | None) -> tuple[str, int]
 
 
 def codec(encoding: str) -> str:
-    """Give the name that Python has for an encoding."""
+    """Return the name that Python has for an encoding."""
     try:
         name = codecs.lookup(encoding).name
         " ".encode(name)  # not all of Python's codecs are for text
