@@ -134,7 +134,8 @@ def unescape(text: str) -> str:
         if match[3] in _NAMED:
             return _NAMED[match[3]]
         raise UsageError(
-            f"'{match[0]}' is no escape.", r"Write \n, \r, \t, \\, \uXXXX, or leave --escapes out."
+            f"'{match[0]}' is not an escape sequence.",
+            r"Write \n, \r, \t, \\, \uXXXX, or leave --escapes out.",
         )
 
     return _ESCAPE.sub(read, text)

@@ -70,7 +70,7 @@ def decode(data: bytes, name: str, encoding: str | None = None) -> tuple[str, st
     if back != body:
         same = next((at for at, (a, b) in enumerate(zip(back, body, strict=False)) if a != b), len(back))
         raise UsageError(
-            f"{name} would not come back from {found.upper()} as it is: byte {start + same} would change.",
+            f"{name} does not round-trip through {found.upper()}: byte {start + same} would change.",
             "Convert it to UTF-8 first, or give --encoding the exact name, such as cp932 for shift_jis.",
         )
     return text, found
@@ -108,7 +108,7 @@ def codec(encoding: str) -> str:
 
 def _unknown(encoding: str) -> UsageError:
     return UsageError(
-        f"'{encoding}' is no encoding of text files.",
+        f"'{encoding}' is not a text encoding.",
         "Give a name such as utf-8, utf-16-le, cp1252, latin-1, cp932 or gb18030.",
     )
 
