@@ -165,7 +165,7 @@ def test_a_character_that_the_encoding_has_not_is_told_and_can_be_written_in_ano
         )
         assert Path("copy.txt").read_bytes() == start + "dû\n18 €\n".encode(record["encoding"])
         assert record["bom"] == bool(start)
-    assert "no encoding" in kvedit("export", "--encoding", "hex", code=2).stderr
+    assert "is not a text encoding" in kvedit("export", "--encoding", "hex", code=2).stderr
     assert "€" in kvedit("show").stdout
 
 
