@@ -4,7 +4,7 @@
     |- UsageError          exit 2   a bad range, budget, name or option
     |- SessionError        exit 3   no session, damaged, other model
     |  `- LockedError      exit 3   another process holds the session
-    |- ModelError          exit 4   the model cannot be had, or is not supported
+    |- ModelError          exit 4   the model is unavailable, or is not supported
     `- ContextError        exit 5   the text does not fit the model's context
 
 Anything else that escapes is a bug. `kvedit.cli.options` is the one place that prints them.
@@ -53,7 +53,7 @@ class LockedError(SessionError):
 
 
 class ModelError(KveditError):
-    """The model cannot be had, or its architecture is not supported."""
+    """The model is unavailable, or its architecture is not supported."""
 
     exit_code = 4
     kind = "model"

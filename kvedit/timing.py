@@ -25,7 +25,7 @@ def iso(moment: datetime) -> str:
 
 
 def waiter(device: str) -> Callable[[], None]:
-    """Give what waits for a device of that type to have done all it was given."""
+    """Return what waits for a device of that type to have done all it was given."""
     import torch
 
     return {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(device, lambda: None)

@@ -37,7 +37,7 @@ class States:
             raise ValueError(f"{self.keys.shape}, {self.values.shape}, {len(self.rows)} rows")
 
     def part(self, first: int, last: int) -> States:
-        """Give some of them, by their places here; a view."""
+        """Return some of them, by their places here; a view."""
         return States(self.rows[first:last], self.keys[:, :, first:last], self.values[:, :, first:last])
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Memory: what a device can still give, and the refusal of what would not fit. No torch but for a GPU."""
+"""Memory: what a device can still give, and the refusal of what would not fit. No torch except for a GPU."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _of_groups(top: Path, path: str, version: int) -> list[int]:
     for folder in (inner, *inner.parents):
         if not folder.is_relative_to(top):
             break
-        with suppress(OSError, ValueError):  # no such group, or `max`, which is no limit
+        with suppress(OSError, ValueError):  # no such group, or `max`, which means no limit
             left = int((folder / limit).read_text()) - int((folder / used).read_text())
             stat = _table(folder / "memory.stat")
             found.append(left + sum(stat.get(name, 0) for name in files))
@@ -112,7 +112,7 @@ def _megabytes(count: int) -> str:
 
 
 def trim() -> None:
-    """Give freed memory back to the system: glibc keeps it, in holes between what is still held."""
+    """Return freed memory to the system: glibc keeps it, in holes between what is still held."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)

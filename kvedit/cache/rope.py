@@ -27,7 +27,7 @@ class Rope:
     attention_scaling: float
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Give cosine and sine of positions `int64 [N]` as `rotate` takes them, `[N, R]` in `dtype`."""
+        """Return cosine and sine of positions `int64 [N]` as `rotate` takes them, `[N, R]` in `dtype`."""
         half = positions[:, None].float() * self.inverse_frequencies
         cos, sin = half.cos() * self.attention_scaling, half.sin() * self.attention_scaling
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)

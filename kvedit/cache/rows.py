@@ -90,7 +90,7 @@ class RowTable:
         ]
 
     def placed(self, offset: int = 0) -> list[tuple[int, Piece]]:
-        """Give the pieces, each with the row that it starts at, counted from `offset`."""
+        """Return the pieces, each with the row that it starts at, counted from `offset`."""
         found: list[tuple[int, Piece]] = []
         for piece in self.pieces():
             found.append((offset, piece))
@@ -116,17 +116,17 @@ class RowTable:
         return ~self.missing & (np.arange(len(self)) >= self.frontier)
 
     def first(self, count: int) -> RowTable:
-        """Give the table of the first `count` rows."""
+        """Return the table of the first `count` rows."""
         return self.within(0, count)
 
     def within(self, start: int, stop: int) -> RowTable:
-        """Give the table of the rows `[start, stop)`."""
+        """Return the table of the rows `[start, stop)`."""
         cut = slice(start, stop)
         frontier = min(max(self.frontier - start, 0), stop - start)
         return RowTable(self.segments, self.segment[cut], self.index[cut], self.refreshed[cut], frontier)
 
     def extended(self, count: int) -> RowTable:
-        """Give the table with `count` missing rows after the others."""
+        """Return the table with `count` missing rows after the others."""
         none = np.zeros(count, dtype=np.int64)
         return replace(
             self,
@@ -136,7 +136,7 @@ class RowTable:
         )
 
     def splice(self, splice: Splice, offset: int, body: int) -> RowTable:
-        """Give the table after an edit of the body, `body` rows from row `offset` on.
+        """Return the table after an edit of the body, `body` rows from row `offset` on.
 
         Rows after the body stay behind it, and are stale unless the body's ids stayed the same.
         """
@@ -156,7 +156,7 @@ class RowTable:
         )
 
     def found_in(self, past: RowTable) -> IntArray:
-        """Say which row of `past` each row is, `int64 [T]`: it lives at the same place; -1 for none."""
+        """Report which row of `past` each row is, `int64 [T]`: it lives at the same place; -1 for none."""
         names = {name: code for code, name in enumerate(past.segments)}
         code = np.array([*(names.get(name, MISSING) for name in self.segments), MISSING])[self.segment]
         width = int(max(self.index.max(initial=0), past.index.max(initial=0))) + 1
@@ -170,7 +170,7 @@ class RowTable:
         return np.where((code != MISSING) & (theirs[found] == ours), found, -1)
 
     def computed(self, rows: IntArray, segment: str) -> RowTable:
-        """Give the table after `rows` (sorted) were recomputed into a segment, in that order.
+        """Return the table after `rows` (sorted) were recomputed into a segment, in that order.
 
         A row is exact when it was computed while all rows before it were exact or computed in
         the same pass, so the frontier moves over the run of computed rows that starts there.
@@ -193,7 +193,7 @@ def frontier_after(frontier: int, rows: IntArray) -> int:
 
 
 def runs(rows: Sequence[int] | IntArray) -> Iterator[tuple[int, int]]:
-    """Give the half-open runs of adjacent numbers in sorted `rows`."""
+    """Return the half-open runs of adjacent numbers in sorted `rows`."""
     numbered = enumerate(int(row) for row in rows)
     for _, group in groupby(numbered, key=lambda item: item[1] - item[0]):
         adjacent = list(map(itemgetter(1), group))

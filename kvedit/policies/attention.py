@@ -29,7 +29,7 @@ def mean_attention(evidence: Evidence, layers: Sequence[int], keys: Keys) -> Flo
 
 
 def layer_at(depth: float, layers: int) -> int:
-    """Give the layer at a share of the depth: 0 is the first, 1 the last."""
+    """Return the layer at a share of the depth: 0 is the first, 1 the last."""
     return min(int(depth * layers), layers - 1)
 
 

@@ -49,7 +49,7 @@ class CacheBlend:
 
 
 def _first_open(evidence: Evidence) -> int:
-    """Give the first row that may be bought, or may have no state yet: layer 0 needs them all."""
+    """Return the first row that may be bought, or may have no state yet: layer 0 needs them all."""
     opened = evidence.suffix.copy()
     if evidence.past is not None:
         opened |= evidence.past.source < 0

@@ -34,7 +34,7 @@ _BLOCK_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class CacheCraft:
-    """Give each unit its part of the budget, and within it the rows that read the most of what is gone.
+    """Assign each unit its part of the budget, and within it the rows that read the most of what is gone.
 
     With c a unit, c' another chunk of the past before it, and A the layer-0 attention:
 

@@ -63,7 +63,7 @@ class Evidence:
     def seams(self) -> IntArray:
         """Rows of the suffix before which the text has changed since they were computed, sorted.
 
-        A seam stands where two rows that were neighbours are none any more; rows that were
+        A seam stands where two rows that were neighbours no longer are; rows that were
         computed since do not count as a gap.
         """
         if self.past is None:
@@ -106,7 +106,7 @@ def best_of_unit(rows: npt.NDArray[np.float32], evidence: Evidence) -> npt.NDArr
 
 
 def rows_of_units(evidence: Evidence) -> IntArray:
-    """Give the rows of all units of which a row may be bought. `int64 [N]`, sorted.
+    """Return the rows of all units of which a row may be bought. `int64 [N]`, sorted.
 
     What a unit is about does not hang on which of its rows are exact already: of a sentence
     whose beginning stands before the edit, only the end may be bought.

@@ -1,7 +1,7 @@
 """How far each row is from a clean prefill: a diagnostic, for benches only.
 
 Row-wise change of keys and values, as in Models Take Notes at Prefill (arXiv 2606.17107), but
-normalised per layer, since deep layers would drown the others. It is no upper bound: what
+normalised per layer, since deep layers would drown the others. It is not an upper bound: what
 deviates most is not what helps most when it is recomputed (arXiv 2609.17983).
 """
 

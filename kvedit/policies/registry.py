@@ -38,13 +38,13 @@ def policy_class(name: str) -> type[Policy]:
     """Return the class of a policy.
 
     Raises:
-        UsageError: There is no policy of that name.
+        UsageError: No policy has that name.
     """
     if name not in POLICIES:
         raise UsageError(f"There is no policy '{name}'.", f"Choose one of {', '.join(POLICIES)}.")
     module, _, attribute = POLICIES[name].partition(":")
-    found: type[Policy] = getattr(import_module(module), attribute)
-    return found
+    policy: type[Policy] = getattr(import_module(module), attribute)
+    return policy
 
 
 def policy_named(name: str) -> Policy:

@@ -15,7 +15,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def seams_of(evidence: Evidence) -> IntArray:
-    """Give the seams; where none is known, the first row that may be bought stands for them."""
+    """Return the seams; where none is known, the first row that may be bought stands for them."""
     seams = evidence.seams
     return seams if len(seams) else np.flatnonzero(evidence.suffix)[:1]
 
@@ -36,7 +36,7 @@ def nearness(evidence: Evidence) -> FloatArray:
 
 
 def origins(ids: IntArray, past_ids: IntArray, source: IntArray) -> IntArray:
-    """Find the past row of each present row, also of those that were only computed anew.
+    """Find the past row of each present row, also of those that were only recomputed.
 
     A row that was computed since has lost its source, but if its text was there before, it still
     has its id and its distance to the next row, or the last one, that has kept its own.

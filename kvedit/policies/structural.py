@@ -37,7 +37,7 @@ class Structural:
 
 
 def _delimiters(tokenizer: Tokenizer, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Say which ids are nothing but punctuation, line ends or control tokens. `bool [T]`."""
+    """Report which ids are nothing but punctuation, line ends or control tokens. `bool [T]`."""
     distinct, back = np.unique(ids, return_inverse=True)
     # Decoded in pairs: some tokenizers drop the blank of a first word, and a lone blank is none of these.
     texts = [tokenizer.decode([token, token]) for token in distinct.tolist()]
@@ -46,7 +46,7 @@ def _delimiters(tokenizer: Tokenizer, ids: npt.NDArray[np.int64]) -> npt.NDArray
 
 
 def _delimits(text: str) -> bool:
-    """Say whether a decoded token is one; a control token decodes to nothing."""
+    """Report whether a decoded token is one; a control token decodes to nothing."""
     marks = text.strip()
     if not marks:
         return not text or "\n" in text

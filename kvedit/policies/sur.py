@@ -13,8 +13,8 @@ nearly every unit ties. `Sur` keeps the frozen embeddings and the units, and cha
               interaction), so that matching all of a question beats matching one word often
     near      a unit adds a quarter of its neighbours' scores: evidence stands together
 
-`SurPlain` is the paper's rule; `SurRows` and `SurWindow` are `Sur`'s scores with the other
-support rules, the matched controls of section A.4.
+`SurPlain` is the paper's scoring; `Tokens` and `Window` spend `Sur`'s scores on the other kinds of
+support, the matched controls of section A.4.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sur:
         weighted: Weigh question tokens by their rarity among the units.
         total: Sum a unit's best match of each question token; else take its best row.
         near: Part of its two neighbours' scores that a unit adds to its own; with `total`.
-        rule: How scores become rows.
+        support: How scores are spent: on rows, a window or units.
     """
 
     centred: bool = True

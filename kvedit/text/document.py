@@ -31,7 +31,7 @@ class LineRange:
         """Read `7`, `40-60`, `40-` or `-5`.
 
         Raises:
-            UsageError: The text is no range, or its end lies before its start.
+            UsageError: The text is not a range, or its end lies before its start.
         """
         match = _RANGE.fullmatch(text.strip())
         if not match or (match["first"] is None and match["last"] is None):
@@ -48,7 +48,7 @@ class LineRange:
         return cls(first, last)
 
     def resolve(self, line_count: int) -> tuple[int, int]:
-        """Give the half-open, 0-based span of lines in a document of `line_count` lines.
+        """Return the half-open, 0-based span of lines in a document of `line_count` lines.
 
         Raises:
             UsageError: The range does not lie within `1..line_count`.
@@ -129,7 +129,7 @@ class Document:
                 given.
 
         Raises:
-            UsageError: It cannot be read, or is no text.
+            UsageError: It cannot be read, or is not text.
         """
         return cls.decode(read_bytes(path), str(Path(path).resolve()), str(path), encoding)
 
@@ -140,10 +140,10 @@ class Document:
         return cls(text, Source(path, found, bom=len(data) > len(text.encode(found))))
 
     def encode(self) -> bytes:
-        """Give the text as bytes, in the encoding of its source and with its byte order mark.
+        """Return the text as bytes, in the encoding of its source and with its byte order mark.
 
         Raises:
-            UsageError: It holds a character that this encoding has not.
+            UsageError: It holds a character that the encoding cannot represent.
         """
         encoding = self.source.encoding
         try:
@@ -156,12 +156,12 @@ class Document:
             ) from None
 
     def recoded(self, encoding: str) -> Document:
-        """Give this document as one that is written in another encoding.
+        """Return this document as one that is written in another encoding.
 
         `utf-8-sig`, `utf-16` and `utf-32` are written with a byte order mark, other names without.
 
         Raises:
-            UsageError: There is no such encoding.
+            UsageError: The encoding is unknown.
         """
         name = codec(encoding)
         marked = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
@@ -178,12 +178,12 @@ class Document:
         return "\r\n" if crlf and crlf == self.text.count("\n") else "\n"
 
     def characters(self, first: int, last: int) -> tuple[int, int]:
-        """Give the character span of the 0-based, half-open span of lines `[first, last)`."""
+        """Return the character span of the 0-based, half-open span of lines `[first, last)`."""
         ends = (*self.line_starts, len(self.text))
         return ends[first], ends[last]
 
     def lines(self, first: int, last: int) -> list[str]:
-        """Give the lines `[first, last)` (0-based, half-open) without their line endings."""
+        """Return the lines `[first, last)` (0-based, half-open) without their line endings."""
         spans = pairwise((*self.line_starts, len(self.text))[first : last + 1])
         return [self.text[start:stop].removesuffix("\n").removesuffix("\r") for start, stop in spans]
 
@@ -203,7 +203,7 @@ class Document:
         return [Edit(start, stop) for start, stop in merged]
 
     def apply(self, edits: Sequence[Edit]) -> Document:
-        """Give the document after `edits`, which are sorted, disjoint and count this text."""
+        """Return the document after `edits`, which are sorted, disjoint and count this text."""
         kept: list[str] = []
         position = 0
         for edit in edits:
@@ -213,7 +213,7 @@ class Document:
 
 
 def kept_spans(edits: Sequence[Edit], length: int) -> list[tuple[int, int, int]]:
-    """Say which characters survive `edits`: `(old_start, new_start, length)`, in the new order.
+    """Report which characters survive `edits`: `(old_start, new_start, length)`, in the new order.
 
     Args:
         edits: Sorted, disjoint edits of the old text.

@@ -134,7 +134,8 @@ def unescape(text: str) -> str:
         if match[3] in _NAMED:
             return _NAMED[match[3]]
         raise UsageError(
-            f"'{match[0]}' is no escape.", r"Write \n, \r, \t, \\, \uXXXX, or leave --escapes out."
+            f"'{match[0]}' is not an escape sequence.",
+            r"Write \n, \r, \t, \\, \uXXXX, or leave --escapes out.",
         )
 
     return _ESCAPE.sub(read, text)
@@ -184,7 +185,7 @@ def _is_kept(old: Document, new: Document, changes: Sequence[Edit], line: int) -
 
 
 def _line_at(document: Document, line: int) -> tuple[str, str]:
-    """Give a line (0-based) and its ending."""
+    """Return a line (0-based) and its ending."""
     starts, last = document.line_starts, line + 1 == document.line_count
     text = document.text[starts[line] : None if last else starts[line + 1]]
     ending = _ending(text)
@@ -192,7 +193,7 @@ def _line_at(document: Document, line: int) -> tuple[str, str]:
 
 
 def _end_of_line(document: Document, line: int) -> int:
-    """Give the character after a line, 1-based; 0 is the start of the text."""
+    """Return the character after a line, 1-based; 0 is the start of the text."""
     count = document.line_count
     if not 0 <= line <= count:
         held = "no lines" if count == 0 else f"lines 1 to {count}"

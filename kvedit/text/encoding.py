@@ -37,7 +37,7 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def decode(data: bytes, name: str, encoding: str | None = None) -> tuple[str, str]:
-    """Decode a file's bytes strictly; give the text without its BOM, and the encoding.
+    """Decode a file's bytes strictly; return the text without its BOM, and the encoding.
 
     Nothing is replaced or left out: the text gives back the same bytes.
 
@@ -70,14 +70,14 @@ def decode(data: bytes, name: str, encoding: str | None = None) -> tuple[str, st
     if back != body:
         same = next((at for at, (a, b) in enumerate(zip(back, body, strict=False)) if a != b), len(back))
         raise UsageError(
-            f"{name} would not come back from {found.upper()} as it is: byte {start + same} would change.",
+            f"{name} does not round-trip through {found.upper()}: byte {start + same} would change.",
             "Convert it to UTF-8 first, or give --encoding the exact name, such as cp932 for shift_jis.",
         )
     return text, found
 
 
 def _recognised(data: bytes, name: str, encoding: str | None) -> tuple[str, int]:
-    """Say which encoding bytes are in, and how many of them are a byte order mark."""
+    """Report which encoding bytes are in, and how many of them are a byte order mark."""
     if encoding is None:
         found = next((known for known in FOUND if data.startswith(MARKS[known])), None)
         return (found, len(MARKS[found])) if found else ("utf-8", 0)
@@ -97,7 +97,7 @@ def _recognised(data: bytes, name: str, encoding: str | None) -> tuple[str, int]
 
 
 def codec(encoding: str) -> str:
-    """Give the name that Python has for an encoding."""
+    """Return the name that Python has for an encoding."""
     try:
         name = codecs.lookup(encoding).name
         " ".encode(name)  # not all of Python's codecs are for text
@@ -108,7 +108,7 @@ def codec(encoding: str) -> str:
 
 def _unknown(encoding: str) -> UsageError:
     return UsageError(
-        f"'{encoding}' is no encoding of text files.",
+        f"'{encoding}' is not a text encoding.",
         "Give a name such as utf-8, utf-16-le, cp1252, latin-1, cp932 or gb18030.",
     )
 

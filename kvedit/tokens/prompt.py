@@ -42,7 +42,7 @@ class Prompt:
         )
 
 
-_LONG = 16  # characters a token: no document that fits has more, but for one of blanks
+_LONG = 16  # characters a token: no document that fits has more, except one of blanks
 
 
 def encode_body(tokenizer: Tokenizer, text: str, context_length: int) -> Tokens:

@@ -1,6 +1,6 @@
 """Token ids with their characters, and how the ids of an edited text align with the old ones.
 
-After an edit the whole text is encoded anew, so its ids are always those of encoding the
+After an edit the whole text is encoded again, so its ids are always those of encoding the
 present text; a splice says which of the old rows survive. Rows are matched by position,
 never by content search, so repeated lines cannot be confused. No torch.
 """

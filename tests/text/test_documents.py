@@ -112,13 +112,13 @@ def test_a_file_can_be_exported_compared_synced_and_loaded_again(
         (b"fees\0", ["--encoding", "latin-1"], "byte 4 is zero"),
         (codecs.BOM_UTF32_LE + "fees".encode("utf-32-le"), [], "zero"),
         # Two codes for one character: Python writes the other one.
-        (b"a \x87\x90\n", ["--encoding", "cp932"], "byte 2 would change"),
-        (b"fees", ["--encoding", "nosuch"], "no encoding of text files"),
-        (b"fees", ["--encoding", "hex"], "no encoding of text files"),
-        (b"fees", ["--encoding", "rot13"], "no encoding of text files"),
-        (b"fees", ["--encoding", "undefined"], "no encoding of text files"),
-        (b"fees", ["--encoding", ""], "no encoding of text files"),
-        (b"fees", ["--encoding", "é\x1b"], "no encoding of text files"),
+        (b"a \x87\x90\n", ["--encoding", "cp932"], "does not round-trip through CP932: byte 2 would change"),
+        (b"fees", ["--encoding", "nosuch"], "not a text encoding"),
+        (b"fees", ["--encoding", "hex"], "not a text encoding"),
+        (b"fees", ["--encoding", "rot13"], "not a text encoding"),
+        (b"fees", ["--encoding", "undefined"], "not a text encoding"),
+        (b"fees", ["--encoding", ""], "not a text encoding"),
+        (b"fees", ["--encoding", "é\x1b"], "not a text encoding"),
         (codecs.BOM_UTF8, ["--encoding", "utf-8-sig"], "is empty"),
     ],
     ids=lambda part: str(part)[:24],
@@ -165,7 +165,7 @@ def test_a_character_that_the_encoding_has_not_is_told_and_can_be_written_in_ano
         )
         assert Path("copy.txt").read_bytes() == start + "dû\n18 €\n".encode(record["encoding"])
         assert record["bom"] == bool(start)
-    assert "no encoding" in kvedit("export", "--encoding", "hex", code=2).stderr
+    assert "is not a text encoding" in kvedit("export", "--encoding", "hex", code=2).stderr
     assert "€" in kvedit("show").stdout
 
 

@@ -356,7 +356,7 @@ def test_each_escape_means_one_character(written, text):
     ["\\", "a\\", r"\x41", r"\N", r"\u12", r"\u12g4", r"\U0001f6", r"\U00110000", r"\ud800", r"\'", "\\\n"],
 )
 def test_a_backslash_before_anything_else_is_refused(written):
-    with pytest.raises(UsageError, match="is no escape") as caught:
+    with pytest.raises(UsageError, match="is not an escape sequence") as caught:
         unescape(written)
     assert caught.value.exit_code == 2
     assert r"\n, \r, \t" in caught.value.remedy
