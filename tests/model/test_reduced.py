@@ -146,7 +146,7 @@ def test_the_option_answers_and_refuses(home: Path, checkpoints: dict[str, Path]
     asked = ("ask", QUESTION, "--max-new-tokens", "4", "--json", "--decode-weights")
     assert json.loads(run(*asked, "bf16"))["answer_ids"]
     assert "not of 4 bits" in run(*asked, "int4", code=2)
-    assert "There are no decode weights 'fp8'" in run(*asked, "fp8", code=2)
+    assert "Unknown decode weights 'fp8'" in run(*asked, "fp8", code=2)
     assert DECODE_WEIGHTS == DECODE_WEIGHTS
 
 
