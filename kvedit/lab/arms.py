@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 from kvedit.errors import UsageError
-from kvedit.names import AUTO, DEFAULT_POLICY, SUPPORTS, Support
+from kvedit.names import AUTO, SUPPORTS, Support
 from kvedit.policies.registry import policy_class
 from kvedit.repair.budget import Budget
 from kvedit.repair.options import Options
@@ -64,14 +64,12 @@ class Arm:
         return cls(name, found["policy"], support, budget, found["copy"] is not None)
 
     def options(self, seed: int, executor: str = AUTO) -> Options:
-        """Return the options of a question that `Session.ask` would take for this arm.
-
-        `reprefill` and `erratum` refresh nothing.
-        """
-        budget = self.budget or Budget.parse("0")
+        """Return the options of `Session.ask` that do what this arm does; it has a policy and a budget."""
+        assert self.policy is not None
+        assert self.budget is not None
         return Options(
-            budget=budget,
-            policy=self.policy or DEFAULT_POLICY,
+            budget=self.budget,
+            policy=self.policy,
             support=self.support,
             executor=executor,
             seed=seed,

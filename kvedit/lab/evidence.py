@@ -15,7 +15,6 @@ from kvedit.lab.staged import Staged
 from kvedit.lab.statistics import Bootstrap
 from kvedit.model.model import Model
 from kvedit.policies.registry import policy_class
-from kvedit.repair.pipeline import Repair
 
 IntArray = npt.NDArray[np.int64]
 Record = dict[str, Any]
@@ -40,15 +39,7 @@ def precision(model: Model, cases: Iterable[Case], arms: Sequence[Arm], *, seed:
         staged = Staged.of(model, case)
         if not staged.gold.any():
             continue
-        repair = Repair(
-            model=model,
-            cache=model.new_cache(0),
-            ids=staged.ids,
-            rows=staged.rows,
-            unit=staged.unit,
-            query_ids=model.tokenizer.encode_text(case.question).ids,
-            past=staged.known_past,
-        )
+        repair = staged.repair(model, model.new_cache(0), model.tokenizer.encode_text(case.question).ids)
         yield {
             "schema_version": 1,
             "case": case.name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -167,12 +167,13 @@ def recover(
         unit=edited.unit,
         query_ids=edited.query_ids,
         past=lambda: edited.past,
-        timings=Timings() if overlap else timings,  # preparation is timed as a whole
+        timings=timings,
     )
 
     def shift(stream: Any = None) -> None:
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             shift_(model, cache, rows.placed(), edited.segments)
+        cache.length = len(rows)
 
     if overlap:
         with timings.measure("preparation"), ThreadPoolExecutor(1) as beside:
@@ -180,18 +181,16 @@ def recover(
             if stream is not None:  # what fills the cache follows what made it
                 stream.wait_stream(torch.cuda.current_stream())
             shifting = beside.submit(shift, stream)
-            selected = repair.select(options).rows
+            # The preparation is timed as a whole.
+            selected = replace(repair, timings=Timings()).select(options).rows
             shifting.result()
             if stream is not None:
                 torch.cuda.current_stream().wait_stream(stream)
     else:
         with timings.measure("shift"):
             shift()
-        cache.length = len(rows)
         selected = repair.select(options).rows
-    cache.length = len(rows)
     selected = selected if support is None else support
     computed = np.union1d(selected, repair.missing)
-    repair.timings = timings
     _, parts = repair.refresh(computed, executor)
     return Recovery(cache, selected, computed, States.concatenate(parts), timings)

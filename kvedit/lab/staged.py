@@ -7,12 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvedit.cache.kv import KVCache
 from kvedit.cache.rows import Piece, RowTable
 from kvedit.lab.case import Case
 from kvedit.model.model import Model
 from kvedit.policies.evidence import Past
+from kvedit.repair.pipeline import Repair
 from kvedit.text.document import Document
 from kvedit.text.units import unit_of_rows
+from kvedit.timing import Timings
 from kvedit.tokens.splice import Splice, Tokens
 
 IntArray = npt.NDArray[np.int64]
@@ -56,14 +59,27 @@ class Staged:
             gold=_rows_within(case.gold, new, len(head)) & rows.suffix,
         )
 
-    def known_past(self) -> Past:
-        """Return the rows before the edit."""
-        return self.past
-
-    @property
-    def units(self) -> int:
-        """How many units there are."""
-        return int(self.unit.max(initial=-1)) + 1
+    def repair(
+        self,
+        model: Model,
+        cache: KVCache,
+        query_ids: IntArray,
+        *,
+        clean: KVCache | None = None,
+        timings: Timings | None = None,
+    ) -> Repair:
+        """Return the pipeline for a question on a cache of these rows, as `Session.ask` has it."""
+        return Repair(
+            model=model,
+            cache=cache,
+            ids=self.ids,
+            rows=self.rows,
+            unit=self.unit,
+            query_ids=query_ids,
+            past=lambda: self.past,
+            clean=clean,
+            timings=timings or Timings(),
+        )
 
 
 def _rows_within(spans: tuple[tuple[int, int], ...], tokens: Tokens, head: int) -> npt.NDArray[np.bool_]:

@@ -168,7 +168,9 @@ class Trial:
         if arm.name == "reprefill":
             return self._record(arm, self.clean.view, self.clean.timings, None)
         timings = Timings(self.timings.synchronize, {"shift": self.timings.phases["shift"]})
-        repair = self.repair(timings)
+        repair = self.staged.repair(
+            self.model, self.cache, self.asked.query_ids, clean=self.clean.cache, timings=timings
+        )
         selected = self._select(repair, arm)
         computed = np.union1d(selected, repair.missing)
         try:
@@ -181,20 +183,6 @@ class Trial:
         finally:
             self._put(self._shifted, computed)
         return self._record(arm, view, timings, selected)
-
-    def repair(self, timings: Timings) -> Repair:
-        """Return the pipeline for the case's question on its shifted cache, as `Session.ask` has it."""
-        return Repair(
-            model=self.model,
-            cache=self.cache,
-            ids=self.ids,
-            rows=self.rows,
-            unit=self.staged.unit,
-            query_ids=self.asked.query_ids,
-            past=self.staged.known_past,
-            clean=self.clean.cache,
-            timings=timings,
-        )
 
     def _select(self, repair: Repair, arm: Arm) -> IntArray:
         if arm.policy is not None:

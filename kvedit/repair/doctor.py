@@ -178,10 +178,10 @@ def _greedy(model: Model, held: KVCache, clean: KVCache, total: int) -> tuple[in
     forward pass. In float32 there are none.
     """
     held.length = clean.length = total
-    first, _ = prefill_question_(model, clean, _ids(model, 1))
-    other, _ = prefill_question_(model, held, _ids(model, 1))
+    start = _ids(model, 1)
+    first = prefill_question_(model, clean, start)[0], prefill_question_(model, held, start)[0]
     off, tie = 0, True
-    for token, theirs, ours in follow_greedy(model, clean, held, (first, other), _ANSWER, ()):
+    for token, theirs, ours in follow_greedy(model, clean, held, first, _ANSWER, ()):
         if int(ours.argmax()) != token:
             off += 1
             gap = float(theirs.max() - theirs[ours.argmax()]) / max(float(theirs.std()), 1e-6)

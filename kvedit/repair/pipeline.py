@@ -1,20 +1,19 @@
-"""The repair pipeline: from a shifted cache and a question to an answer, step by step.
+"""The repair pipeline: from a shifted cache and a question to a repaired cache, step by step.
 
-`Session.ask`, `explain` and `verify`, and every bench of the laboratory, run these steps; nothing else
-does. The pipeline has no session, no disk and no clock of its own: its caller brings the cache, and
-`Timings` to measure with.
+`Session.ask`, `explain` and `verify` run these steps, and so do the benches that select rows. The
+pipeline has no session, no disk and no clock of its own: its caller brings the cache, and `Timings` to
+measure with. What follows the repair, prefilling the question and decoding, is `kvedit.model.decode`.
 
     missing   compute rows without a state, if the policy reads the cache
     select    score rows and units, and spend the budget
     refresh   recompute the selected and the missing rows
-    question  take the question's ids through the layers
-    decode    say one token after another
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +34,7 @@ from kvedit.timing import Timings
 IntArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Selection:
     """The rows that a question gets.
 
@@ -51,7 +50,7 @@ class Selection:
     evidence: Evidence
     scores: Scores | None
 
-    @property
+    @cached_property
     def computed(self) -> IntArray:
         """Selected and missing rows, sorted `int64 [N]`."""
         return np.union1d(self.rows, self.missing)
@@ -62,7 +61,7 @@ class Selection:
         return sum(1 for _ in runs(self.computed))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Repair:
     """One question to a cache whose stored rows were shifted to their positions.
 
@@ -75,7 +74,7 @@ class Repair:
         query_ids: Ids of the bare question, `int64 [Nq]`; policies score with them.
         past: Returns the rows as they were when all of them were exact; called only if rows are scored.
         clean: The cache of a clean prefill, for diagnostics.
-        timings: Gets the phases `selection` and `refresh`.
+        timings: Gets the phases `selection`, `refresh` and `question`.
         on_phase: Called with the name of each phase as it begins.
         on_write: Called with rows of the cache before they are recomputed.
     """
@@ -92,7 +91,7 @@ class Repair:
     on_phase: Callable[[str], None] = lambda name: None
     on_write: Callable[[IntArray], None] = lambda rows: None
 
-    @property
+    @cached_property
     def missing(self) -> IntArray:
         """Rows without a state, sorted `int64 [N]`."""
         return np.flatnonzero(self.rows.missing)

@@ -260,10 +260,10 @@ class Asking:
         place = np.concatenate([states.rows.cpu().numpy() for states in parts])
         session.working.settle(session.rows, np.sort(place))
 
-    def _chosen_units(self, selection: Selection) -> Iterator[ChosenUnit]:
+    def _chosen_units(self, selection: Selection) -> list[ChosenUnit]:
         """Describe the units with selected rows, the best first."""
         if selection.scores is None:
-            return iter(())
+            return []
         session, evidence, scores = self.session, selection.evidence, selection.scores
         head, text = len(session.manifest.head_ids), session.document.text
         own = evidence.unit if scores.unit is None else scores.unit
@@ -281,7 +281,7 @@ class Asking:
             chosen = int(np.isin(rows, selection.rows).sum())
             score = float(scores.units[own[rows]].max())
             units.append(ChosenUnit(first, last, content, score, chosen, len(rows)))
-        return iter(sorted(units, key=lambda item: -item.score))
+        return sorted(units, key=lambda item: -item.score)
 
     def _chosen_lines(self, selected: IntArray) -> tuple[float, ...]:
         """Return the share of each line's rows that is selected."""

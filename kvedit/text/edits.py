@@ -135,7 +135,7 @@ def unescape(text: str) -> str:
             return _NAMED[match[3]]
         raise UsageError(
             f"'{match[0]}' is not an escape sequence.",
-            r"Write \n, \r, \t, \\, \uXXXX, or leave --escapes out.",
+            r"Write \n, \r, \t, \\, \uXXXX, or leave --exact out.",
         )
 
     return _ESCAPE.sub(read, text)

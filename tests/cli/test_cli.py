@@ -29,10 +29,8 @@ CHANGE = set(
     "schema_version command revision removed_lines added_lines token_change lines tokens missing stale "
     "suffix replay_s written_bytes".split()
 )
-ANSWER = (
-    "question answer answer_ids finish_reason policy executor seed temperature budget options rows runs kept "
-)
-ANSWER += "timings total_s first_token_s repair_s replay_estimate_s replay_ratio schema_version"
+ANSWER = "question answer answer_ids finish_reason policy executor seed temperature budget options rows "
+ANSWER += "runs kept timings total_s first_token_s repair_s replay_estimate_s replay_ratio schema_version"
 
 
 def kvedit(*args: str | Path, code: int = 0, stdin: str | bytes | None = None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from rigs.reference import load_session
-from support.pages import code, commands, read
+from support.pages import ROOT, code, commands, read, script
 
 from kvedit import __version__
 from kvedit.model.model import Model
@@ -20,7 +19,6 @@ from kvedit.policies.registry import POLICIES
 from kvedit.repair.budget import Budget
 from kvedit.text.document import LineRange
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = "".join(
     f"{number}. The fees are paid in {number} days. One code is {number * 37}.\n" for number in range(14)
 )
@@ -32,12 +30,7 @@ def test_the_changelog_names_the_version() -> None:
 
 
 def test_the_page_of_commands_is_what_the_commands_say() -> None:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec
-    assert spec.loader
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    assert generate.page() == read("docs/cli.md"), "run: python docs/generate.py"
+    assert script("generate").page() == read("docs/cli.md"), "run: python docs/generate.py"
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda path: str(path.relative_to(ROOT)))

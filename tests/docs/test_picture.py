@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.pages import commands, read
+from support.pages import commands, read, script
 from typer.testing import CliRunner
 
 from kvedit.cli.app import app
 
-ROOT = Path(__file__).resolve().parents[2]
 TIME = r"[\d.,]+ (?:ms|s|min \d+ s)"
-
-
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("picture", ROOT / "docs" / "picture.py")
-    assert spec
-    assert spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
 
 
 def shown() -> dict[str, list[str]]:
     """The lines in the picture, by command."""
     blocks: dict[str, list[str]] = {}
-    for line in load_script().lines(read("docs/session.svg")):
+    for line in script("picture").lines(read("docs/session.svg")):
         if line.startswith("$ "):
             blocks[line.removeprefix("$ ")] = block = []
         elif line:
@@ -62,7 +50,7 @@ def words_of(line: str) -> list[str]:
 
 
 def test_the_picture_is_made_from_the_present_inputs() -> None:
-    picture = load_script()
+    picture = script("picture")
     assert tuple(shown()) == picture.COMMANDS
     assert f"<!-- {picture.inputs()} -->" in read("docs/session.svg"), "run: make picture"
     assert "![" in read("README.md")
@@ -70,9 +58,9 @@ def test_the_picture_is_made_from_the_present_inputs() -> None:
 
 
 def test_the_commands_in_the_picture_exist_and_parse() -> None:
-    script = read("sessions/quickstart/script.txt").splitlines()
+    quickstart = read("sessions/quickstart/script.txt").splitlines()
     for command in shown():
-        assert command in script
+        assert command in quickstart
         name, *words = shlex.split(command)[1:]
         commands()[name].make_context("kvedit", words)
 
@@ -96,7 +84,7 @@ def test_the_picture_has_the_labels_that_kvedit_prints(home: Path, checkpoints: 
 
 @pytest.mark.model
 def test_the_picture_is_a_recording_of_this_session(default_folder: Path) -> None:
-    picture = load_script()
+    picture = script("picture")
     again = picture.lines(picture.draw(picture.record()))
     before = picture.lines(read("docs/session.svg"))
     assert [without_times(line) for line in again] == [without_times(line) for line in before]

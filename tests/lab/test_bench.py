@@ -28,6 +28,8 @@ from kvedit.lab.trial import NOTICE, Clean, Trial, run_case
 from kvedit.model.model import Model
 from kvedit.names import SUPPORTS
 from kvedit.policies.registry import POLICIES, policy_class
+from kvedit.repair.budget import Budget
+from kvedit.repair.options import Options
 from kvedit.text.document import Document, Edit
 
 approx = pytest.approx
@@ -157,7 +159,8 @@ def test_a_staged_case_is_the_head_and_the_edited_text_and_knows_where_each_row_
     assert staged.rows.suffix[place:].tolist() == (~staged.rows.missing[place:]).tolist()
     assert (staged.unit[: len(head)] == -1).all()
     assert staged.unit[len(head)] == 0
-    assert staged.units == staged.unit[-1] + 1 >= 13
+    nothing = staged.repair(llama, llama.new_cache(0), new.ids[:0]).select(Options(budget=Budget.parse("0")))
+    assert nothing.evidence.units == staged.unit[-1] + 1 >= 13
 
 
 def test_a_reworded_line_has_rows_without_a_state(llama):

@@ -38,26 +38,29 @@ def case_of(edits: tuple[Edit, ...]) -> Case:
 
 
 @contextmanager
-def watching(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> Iterator[dict[str, list[Any]]]:
-    """Record the selected rows, and the logits behind each prefilled question."""
-    seen: dict[str, list[Any]] = {"rows": [], "logits": []}
+def watching(monkeypatch: pytest.MonkeyPatch, module: Any) -> Iterator[dict[str, list[Any]]]:
+    """Record the selected rows, the logits behind each prefilled question, and a trial's answer ids."""
+    seen: dict[str, list[Any]] = {"rows": [], "logits": [], "ids": []}
+    plain, select, view = module.prefill_question_, Repair.select, trial.Asked.view
     with monkeypatch.context() as patch:
-        for module in modules:
-            plain = module.prefill_question_
 
-            def prefill(*args: Any, plain: Any = plain) -> Any:
-                logits, states = plain(*args)
-                seen["logits"].append(logits.clone())
-                return logits, states
+        def prefill(*args: Any) -> Any:
+            logits, states = plain(*args)
+            seen["logits"].append(logits.clone())
+            return logits, states
 
-            patch.setattr(module, "prefill_question_", prefill)
-        select = Repair.select
+        def viewing(*args: Any, **more: Any) -> Any:
+            answered = view(*args, **more)
+            seen["ids"].append(answered.ids)
+            return answered
 
         def selecting(self: Repair, options: Any) -> Any:
             selection = select(self, options)
             seen["rows"].append(selection.rows.tolist())
             return selection
 
+        patch.setattr(module, "prefill_question_", prefill)
+        patch.setattr(trial.Asked, "view", viewing)
         patch.setattr(Repair, "select", selecting)
         yield seen
 
@@ -78,17 +81,18 @@ def check_alike(
         answer = session.ask(QUESTION, options, keep=False, max_new_tokens=6)
     assert ours["rows"] == theirs["rows"]
     assert torch.equal(ours["logits"][0], theirs["logits"][0])
+    assert theirs["ids"] == [answer.ids]
     assert answer.text == record["answer"]
     assert answer.refreshed == record["refreshed"]
 
 
-def staged(model: Model, home: Path, edits: tuple[Edit, ...], **more: Any) -> tuple[Session, Trial]:
+def staged(model: Model, home: Path, edits: tuple[Edit, ...]) -> tuple[Session, Trial]:
     """A session with the edits made, and a trial of the same case."""
     case = case_of(edits)
     session = Session.load(Document(TEXT), model=model, home=home)
     with session.writing("replace"):
         session.edit(edits, "replace --lines 2 x")  # the very characters, not a difference of lines
-    return session, Trial(model, case, seed=5, **more)
+    return session, Trial(model, case, seed=5)
 
 
 @pytest.mark.parametrize("edits", [DELETION, REPLACEMENT], ids=["deletion", "replacement"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import textwrap
 from pathlib import Path
@@ -22,6 +23,16 @@ def code(name: str) -> str:
     """The one Python example of a page."""
     (block,) = re.findall(r"^( *)```python\n(.*?)^ *```", read(name), re.DOTALL | re.MULTILINE)
     return textwrap.dedent(block[1])
+
+
+def script(name: str) -> Any:
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def commands() -> dict[str, Any]:
