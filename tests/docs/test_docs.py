@@ -34,6 +34,18 @@ def test_the_page_of_commands_is_what_the_commands_say() -> None:
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_files_that_a_page_names_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # which tells of the past
+        return
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:kvedit|tests|benchmarks|docs)/[\w/]+(?:\.py|/))`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    modules = re.findall(r"`kvedit((?:\.[a-z_]+)+)`", text)
+    files = [ROOT / "kvedit" / name.strip(".").replace(".", "/") for name in modules]
+    assert [str(file) for file in files if not (file.is_dir() or file.with_suffix(".py").exists())] == []
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_within_the_docs_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8"))
     for target, anchor in links:
