@@ -66,11 +66,11 @@ class Bench:
         self.stock, self.model = admitted.network, Model.open(model, device="cpu")
         text = text_of(text, self.model, tokens)
         self.exact = Session.load(Document(text), model=self.model, name="exact", home=folder)
-        copy(self.exact.store, Home(folder).store("edited"))
+        copy(self.exact._state.store, Home(folder).store("edited"))
         self.edited = self._open("edited")
         self.change = self.edited.delete(EDIT)
         self.edited.read_segments()
-        self.exact.read_segments()
+        self.exact._state.read_segments()
         self.ids = self.model.to_device(self.edited.ids)
         self.question = self._question_ids(QUESTION)
 

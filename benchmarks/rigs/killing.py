@@ -184,9 +184,9 @@ def held(home: Path) -> tuple[Any, ...] | None:
     if not store.exists():
         return None
     session = Session(store)
-    session.read_segments()
-    entry, revision = session.revision.entry, session.revision
-    told = (entry.edits, entry.frontier, revision.turns, session.manifest.undone)
+    session._state.read_segments()
+    entry, revision = session._state.revision.entry, session._state.revision
+    told = (entry.edits, entry.frontier, revision.turns, session._state.manifest.undone)
     return session.document.text, revision.rows, *told
 
 

@@ -24,10 +24,10 @@ def load_session(home: Path, model: Model, text: str, name: str = "document") ->
 
 def working_cache(session: Session) -> KVCache:
     """The cache as a new process sees it after the shift."""
-    session.read_segments()
+    session._state.read_segments()
     working = WorkingCache(session.model)
     working.reserve(len(session.rows))
-    working.gather_(session.rows, working.differing(session.rows), session.segments)
+    working.gather_(session.rows, working.differing(session.rows), session._state.segments)
     return working.cache
 
 
@@ -76,5 +76,5 @@ def read_whole(store: Store, model: Model) -> Session:
     """Open a session and read all that an answer needs."""
     session = Session(store)
     session.use_model(model)
-    session.read_segments()
+    session._state.read_segments()
     return session

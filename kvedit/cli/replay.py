@@ -135,7 +135,7 @@ class _Run:
         if self._output is None:
             return
         session = here.held
-        model = session.manifest.model if session is not None else None
+        model = session._state.manifest.model if session is not None else None
         failure = here.failure
         _dump(
             self._output,

@@ -14,8 +14,8 @@ from kvedit.cli.output import PHASES, cell, console, count, one_line, out, plain
 
 if TYPE_CHECKING:
     from kvedit.repair.reports import Answer, Explanation, Status, Verification
-    from kvedit.session.keeping import Overview
     from kvedit.session.state import State
+    from kvedit.store.home import Overview
     from kvedit.store.records import Entry
     from kvedit.text.document import Document
 

@@ -67,7 +67,7 @@ class Workspace:
         home, asked = Home.default(), name or self.name
         store = home.current() if asked is None else home.store(asked)
         held = self._session
-        if held is not None and held.store.folder.absolute() == store.folder.absolute():
+        if held is not None and held._state.store.folder.absolute() == store.folder.absolute():
             held.update()
             return held
         session = Session(store)
@@ -88,12 +88,12 @@ class Workspace:
         if session.has_model and model is None:
             return
         self._remember_model()
-        warm, kept = self._model, session.manifest.model
+        warm, kept = self._model, session._state.manifest.model
         if model is None and warm is not None and (warm.parts, warm.dtype_name) == (kept.parts, kept.dtype):
             session.use_model(warm)
             return
         with render.working("Loading the model") as report:
-            session.use_model(session.find_model(model, report))
+            session.use_model(session._state.find_model(model, report))
 
     def hold(self, session: Session) -> None:
         """Keep a session that was just loaded warm."""

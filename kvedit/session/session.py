@@ -5,7 +5,6 @@ Loads no torch until something is computed.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
@@ -13,16 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvedit.cache.rows import RowTable
 from kvedit.errors import UsageError
 from kvedit.names import DEFAULT_MODEL, DEFAULT_POLICY
 from kvedit.repair.budget import Budget
 from kvedit.repair.options import Options
 from kvedit.repair.reports import Answer, Change, Explanation, Healed, Purge, Status, Token, Verification
+from kvedit.session import history
 from kvedit.session.script import script
 from kvedit.session.state import KEEP_ROWS, State
-from kvedit.store.files import damaged
 from kvedit.store.home import Home
 from kvedit.store.records import Entry, ModelRecord
+from kvedit.store.store import Store
 from kvedit.text import edits
 from kvedit.text.document import Document, Edit, LineRange
 from kvedit.timing import Timings, clock, now
@@ -40,12 +41,64 @@ Rows = Budget | str
 """Rows to refresh, as `5%`, `128t`, `0` or `full`, or as a `Budget`."""
 
 
-class Session(State):
+class Session:
     """A document in a model's cache, with its past. Every verb of the command line is a method.
 
     A method that writes takes the session's lock and first reads what another process has
     changed meanwhile; it raises `LockedError` where another process is writing.
     """
+
+    def __init__(self, store: Store) -> None:
+        self._state = State(store)
+
+    def __repr__(self) -> str:
+        rows = self.rows
+        return (
+            f"<Session {self.name!r}: {self.document.line_count:,} lines, {len(rows):,} tokens, "
+            f"{int(rows.stale.sum()):,} stale, {int(rows.missing.sum()):,} missing>"
+        )
+
+    @property
+    def name(self) -> str:
+        """The session's name."""
+        return self._state.store.name
+
+    @property
+    def document(self) -> Document:
+        """The present text."""
+        return self._state.document
+
+    @property
+    def rows(self) -> RowTable:
+        """Where each row lives and its state: of head, document and conversation."""
+        return self._state.rows
+
+    @property
+    def model(self) -> Model:
+        """The model that computed the rows; opened when it is first needed.
+
+        Raises:
+            ModelError: It is unavailable.
+            SessionError: The model there now is a different one.
+        """
+        return self._state.model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the model is open."""
+        return self._state.has_model
+
+    def use_model(self, model: Model) -> None:
+        """Set the open model that computed the session's rows.
+
+        Raises:
+            SessionError: It is a different model; names the part that differs.
+        """
+        self._state.use_model(model)
+
+    def update(self) -> None:
+        """Read what another process has changed."""
+        self._state.update()
 
     @classmethod
     def open(cls, name: str | None = None, *, home: Path | None = None) -> Session:
@@ -208,73 +261,61 @@ class Session(State):
 
     def source_document(self) -> Document:
         """Read the file that the session was loaded from, as it is now; raises as `sync` does."""
-        path = self.manifest.source
-        if path == "-":
-            raise UsageError(
-                "The session was loaded from standard input, not from a file.",
-                "Use `kvedit edit`, or load a file.",
-            )
-        if os.path.exists(path) and not os.path.isfile(path):
-            # The path may be a stranger's: a pipe keeps one waiting, and some devices never end.
-            raise UsageError(f"{path} is no plain file.", "Load the document from a file.")
-        return Document.read(path, self.document.source.named)
+        return self._state.source_document()
 
     def undo(self, count: int = 1) -> Change:
-        """Take back edits: the text and the rows are again as they were. Nothing is computed.
+        """Undo edits: restore the text and its rows; nothing is recomputed.
 
         Raises:
-            UsageError: There are not so many edits.
+            UsageError: There are fewer edits than that.
         """
-        return self._travel("undo", count)
+        with self._state.writing("undo"):
+            before = self._measures()
+            history.undo(self._state, count)
+            return self._report(f"undo {count}" if count > 1 else "undo", before, ())
 
     def redo(self, count: int = 1) -> Change:
-        """Make edits again that were taken back; raises as `undo` does."""
-        return self._travel("redo", count)
+        """Make edits again that were undone; raises as `undo` does."""
+        with self._state.writing("redo"):
+            before = self._measures()
+            history.redo(self._state, count)
+            return self._report(f"redo {count}" if count > 1 else "redo", before, ())
 
     def checkout(self, revision: int) -> Change:
         """Make any revision of the log the present one.
 
         Raises:
-            UsageError: There is none of that number.
+            UsageError: No revision has that number.
         """
-        with self.writing("checkout"):
-            self._check_revision(revision)
+        with self._state.writing("checkout"):
             before = self._measures()
-            self.go_to(revision, ())
+            history.checkout(self._state, revision)
             return self._report(f"checkout {revision}", before, ())
 
     def log(self, *, everything: bool = False) -> list[Entry]:
-        """Give the revisions that led to the present one, the latest first; or all there are."""
-        if everything:
-            return [self.journal.entry(number) for number in reversed(range(len(self.journal)))]
-        found: list[Entry] = []
-        at: int | None = self.revision.entry.number
-        while at is not None:
-            found.append(self.journal.entry(at))
-            at = found[-1].parent
-        return found
+        """Return the revisions that led to the present one, latest first; or all revisions."""
+        return history.log(self._state, everything=everything)
 
     def script(self) -> str:
         """Give the commands that rebuild the present session from its document."""
         past = self.log()[::-1]
-        texts = (self.journal.revision(entry.number).text for entry in past)
-        return script(self.manifest, past, texts)
+        texts = (self._state.journal.revision(entry.number).text for entry in past)
+        return script(self._state.manifest, past, texts)
 
     def export(self) -> bytes:
         """Give the text as it is now, with encoding, line endings and byte order mark as they came."""
         return self.document.encode()
 
     def text_of(self, revision: int) -> str:
-        """Give the text at a revision; raises `UsageError` when there is none of that number."""
-        self._check_revision(revision)
-        return self.journal.revision(revision).text
+        """Return the text at a revision; raises `UsageError` when no revision has that number."""
+        return history.text_of(self._state, revision)
 
     def forget(self) -> int:
         """Drop the conversation from the context; give its tokens. Earlier revisions still hold it."""
-        with self.writing("forget"):
-            dropped = len(self.revision.turns)
+        with self._state.writing("forget"):
+            dropped = len(self._state.revision.turns)
             if dropped:
-                self.commit("forget", self.rows.first(self.document_rows), turns=())
+                self._state.commit("forget", self.rows.first(self._state.document_rows), turns=())
             return dropped
 
     def ask(
@@ -333,8 +374,8 @@ class Session(State):
         chosen = _options(options, fields)
 
         def tokens() -> Generator[Token, None, Answer]:
-            with self.writing("ask") if chosen.keep else nullcontext():
-                asking = Asking(self, chosen, timings or Timings(), on_phase)
+            with self._state.writing("ask") if chosen.keep else nullcontext():
+                asking = Asking(self._state, chosen, timings or Timings(), on_phase)
                 return (yield from asking.tokens(question))
 
         return Answering(tokens())
@@ -343,7 +384,7 @@ class Session(State):
         """Return which rows `ask` would refresh, and why, without computing them."""
         from kvedit.session.asking import Asking
 
-        return Asking(self, _options(options, fields), Timings(), lambda name: None).explain(question)
+        return Asking(self._state, _options(options, fields), Timings(), lambda name: None).explain(question)
 
     def heal(self, *, budget: Rows | None = None, progress: Progress = lambda done, total: None) -> Healed:
         """Recompute rows from the frontier onward, so that they become exact.
@@ -357,8 +398,8 @@ class Session(State):
         from kvedit.session.heal import Healing
 
         start, finished = clock(), "done"
-        with self.writing("heal"):
-            healing = Healing(self)
+        with self._state.writing("heal"):
+            healing = Healing(self._state)
             first = healing.frontier
             goal = _budget(budget, Budget.full()).resolve(healing.left)
             try:
@@ -409,7 +450,7 @@ class Session(State):
             max_new_tokens=max_new_tokens,
             conversation=conversation or question is None,
         )
-        return verify(self, question, options, max_new_tokens, progress)
+        return verify(self._state, question, options, max_new_tokens, progress)
 
     def purge(self, *, progress: Progress = lambda done, total: None) -> Purge:
         """Prefill the present text from nothing, and drop all that the session held before.
@@ -423,96 +464,68 @@ class Session(State):
         from kvedit.session.load import prefill_again
 
         start = clock()
-        with self.writing("purge"):
-            before, revisions = self.store.size_bytes(), len(self.journal)
-            model, written = self.model, self.store.written_bytes
-            self.forget_segments()  # they are mapped, and Windows removes no file that is
-            prefill_again(self.store, self.manifest, self.document, model, Timings(), progress)
-            self._read()
-            self.read_segments()
-            size, written = self.store.size_bytes(), self.store.written_bytes - written
+        with self._state.writing("purge"):
+            before, revisions = self._state.store.size_bytes(), len(self._state.journal)
+            model, written = self.model, self._state.store.written_bytes
+            self._state.forget_segments()  # they are mapped, and Windows removes no file that is
+            prefill_again(self._state.store, self._state.manifest, self.document, model, Timings(), progress)
+            self._state.reload()
+            self._state.read_segments()
+            size, written = self._state.store.size_bytes(), self._state.store.written_bytes - written
             return Purge(len(self.rows), revisions, max(0, before + written - size), size, clock() - start)
+
+    def compact(self) -> int:
+        """Remove files that no revision reaches; return the bytes freed."""
+        state = self._state
+        with state.writing("compact"):
+            return state.store.sweep(state.manifest, state.journal)
+
+    def check(self, progress: Progress = lambda done, total: None) -> list[str]:
+        """Verify every segment and every revision; return what is wrong, one sentence each.
+
+        Args:
+            progress: Called with steps done and steps in all.
+        """
+        from kvedit.session.check import check
+
+        return check(self._state, progress)
 
     def status(self) -> Status:
         """Say what the session holds."""
-        rows, kept = self.rows, self.manifest
+        rows, kept = self.rows, self._state.manifest
         stale, missing, suffix = (int(part.sum()) for part in (rows.stale, rows.missing, rows.suffix))
         return Status(
-            name=self.store.name,
+            name=self._state.store.name,
             model=kept.model.name,
             dtype=kept.model.dtype,
             context_length=kept.model.context_length,
             source=kept.source,
             lines=self.document.line_count,
             tokens=len(rows),
-            conversation=len(self.revision.turns),
+            conversation=len(self._state.revision.turns),
             suffix=suffix,
             frontier=rows.frontier,
             exact=rows.frontier,
             refreshed=suffix - stale,
             stale=stale,
             missing=missing,
-            size_bytes=self.store.size_bytes(),
-            edits=self.revision.entry.edits,
+            size_bytes=self._state.store.size_bytes(),
+            edits=self._state.revision.entry.edits,
             undone=len(kept.undone),
-            revision=self.revision.entry.number,
+            revision=self._state.revision.entry.number,
             created=kept.created,
         )
 
-    def _check_revision(self, number: int) -> None:
-        if not 0 <= number < len(self.journal):
-            raise UsageError(
-                f"There is no revision {number}; the log has 0 to {len(self.journal) - 1}.",
-                "Run `kvedit log --all` to see them.",
-            )
-
     def _change(self, plan: Callable[[Document], Sequence[Edit]], command: str) -> Change:
         """Plan edits on the document as it is now, and make them."""
-        with self.writing(command.partition(" ")[0]):
+        with self._state.writing(command.partition(" ")[0]):
             before, planned = self._measures(), tuple(plan(self.document))
             if planned:
-                self.edit(planned, command)
+                self._state.edit(planned, command)
             return self._report(command if planned else "", before, planned)
 
-    def _travel(self, verb: str, count: int) -> Change:
-        """Undo or redo edits: go to the best revision of another text."""
-        if count < 1:
-            raise UsageError(f"{count} edits cannot be taken.", f"Run `kvedit {verb} 1`, or more.")
-        with self.writing(verb):
-            before = self._measures()
-            undone, state = list(self.manifest.undone), self.revision.entry.state
-            for step in range(count):
-                parent = self.journal.entry(state).parent
-                if (parent is None) if verb == "undo" else (not undone):
-                    there = f"only {step}" if step else "nothing"
-                    raise UsageError(
-                        f"There is {there} to {verb}.", "Run `kvedit log` to see the edits of the session."
-                    )
-                if verb == "redo":
-                    state = undone.pop()
-                elif parent is not None:
-                    undone.append(state)
-                    state = self.journal.entry(parent).state
-            self.go_to(self._best(state), tuple(undone))
-            return self._report(f"{verb} {count}" if count > 1 else verb, before, ())
-
-    def _best(self, state: int) -> int:
-        """Give the revision of a text with the most exact rows, the latest of several.
-
-        Only of those with the conversation that the text was left with: what was forgotten stays so.
-        """
-        entries = [self.journal.entry(number) for number in range(state, len(self.journal))]
-        entries = [entry for entry in entries if entry.state == state]
-        if not entries:
-            raise damaged(f"revision {state}", "is of another text than it says")
-        turns = self.journal.revision(entries[-1].number).turns
-        for entry in sorted(entries, key=lambda entry: (entry.frontier, entry.number), reverse=True):
-            if entry.tokens == entries[-1].tokens and self.journal.revision(entry.number).turns == turns:
-                return entry.number
-        return entries[-1].number
-
     def _measures(self) -> tuple[Document, int, int]:
-        return self.document, len(self.rows), self.store.written_bytes
+        return self.document, len(self.rows), self._state.store.written_bytes
 
     def _report(self, command: str, before: tuple[Document, int, int], changes: Sequence[Edit]) -> Change:
         document, tokens, written = before
@@ -521,7 +534,7 @@ class Session(State):
         removed, added = edits.line_counts(document, self.document, changes)
         return Change(
             command=command,
-            revision=self.revision.entry.number,
+            revision=self._state.revision.entry.number,
             removed_lines=removed,
             added_lines=added,
             token_change=len(self.rows) - tokens,
@@ -530,8 +543,8 @@ class Session(State):
             missing=int(self.rows.missing.sum()),
             stale=int(self.rows.stale.sum()),
             suffix=int(self.rows.suffix.sum()),
-            replay_s=self.replay_s,
-            written_bytes=self.store.written_bytes - written,
+            replay_s=self._state.replay_s,
+            written_bytes=self._state.store.written_bytes - written,
         )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvedit.cache.rows import RowTable
-from kvedit.errors import ModelError, SessionError
+from kvedit.errors import ModelError, SessionError, UsageError
 from kvedit.store.files import damaged
 from kvedit.store.journal import Journal
 from kvedit.store.records import Entry, Manifest, Revision
@@ -62,9 +62,10 @@ class State:
         self._segment_ids: dict[str, npt.NDArray[np.int32]] = {}
         self._model: Model | None = None
         self._working: WorkingCache | None = None
-        self._read()
+        self.reload()
 
-    def _read(self) -> None:
+    def reload(self) -> None:
+        """Read manifest, journal, tokenizer and present revision from disk."""
         manifest, journal = self.store.read()
         self.tokenizer = _tokenizer(self.store.read_tokenizer(manifest.tokenizer))
         if self.tokenizer.fingerprint != manifest.model.parts["tokenizer"]:
@@ -180,6 +181,23 @@ class State:
             _check_sizes(name, keys, model)
         self._model, self._working = model, None
 
+    def source_document(self) -> Document:
+        """Read the file that the session was loaded from, as it is now.
+
+        Raises:
+            UsageError: The file is missing, not a plain file, or not text.
+        """
+        path = self.manifest.source
+        if path == "-":
+            raise UsageError(
+                "The session was loaded from standard input, not from a file.",
+                "Use `kvedit edit`, or load a file.",
+            )
+        if os.path.exists(path) and not os.path.isfile(path):
+            # The session may come from a stranger: reading a pipe can block, and some devices never end.
+            raise UsageError(f"{path} is not a plain file.", "Load the document from a file.")
+        return Document.read(path, self.document.source.named)
+
     @contextmanager
     def writing(self, command: str) -> Iterator[None]:
         """Hold the session's lock, and begin with what is on disk now.
@@ -194,7 +212,7 @@ class State:
     def update(self) -> None:
         """Read again what another process has changed."""
         if self.store.read_manifest() != self.manifest:
-            self._read()
+            self.reload()
 
     def read_segments(self, limit: int | None = None) -> bool:
         """Read and verify the segments that the present rows live in; say whether all are there.

@@ -232,7 +232,7 @@ def test_a_length_that_does_not_fit_becomes_the_longest_that_does(
     around = len(prompt.head_ids) + len(prompt.question_ids(model.tokenizer, question)) + 1
     assert longest + around == model.context_length
     session = Session.load(Document(ready.texts[longest]), model=model, home=home)
-    assert len(session.tokens) <= longest
+    assert len(session._state.tokens) <= longest
     session.ask(question, budget="0", max_new_tokens=1, keep=False)
 
 

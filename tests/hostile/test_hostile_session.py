@@ -34,7 +34,6 @@ from support.forging import (
 
 from kvedit.errors import KveditError, ModelError, SessionError, UsageError
 from kvedit.model.model import Model
-from kvedit.session import keeping
 from kvedit.session.session import Session
 from kvedit.store.files import digest
 from kvedit.store.header import FORMAT, HEADER_BYTES, parse_header
@@ -101,24 +100,24 @@ def everything(store: Store, model: Model) -> list[KveditError]:
     twin = Store(store.folder.with_name("twin"))
     document = Document("Another document.\n")
     acts: list[Callable[[], Any]] = [
-        lambda: keeping.overview(Home(store.folder.parent)),
+        lambda: Home(store.folder.parent).list(),
         lambda: session().status(),
         lambda: session().script(),
-        lambda: keeping.check(session(), lambda done, total: None),
+        lambda: session().check(),
         lambda: session().ask("Why?", max_new_tokens=1, keep=False),
         lambda: session().delete("1"),
         lambda: session().undo(),
         lambda: session().ask("Why?", max_new_tokens=1, conversation=True),
         lambda: session().heal(budget="4t"),
-        lambda: keeping.compact(session()),
-        lambda: keeping.use(store),
-        lambda: keeping.copy(store, twin),
-        lambda: keeping.remove(twin),
+        lambda: session().compact(),
+        lambda: Home(store.folder.parent).use(store.name),
+        lambda: Home(store.folder.parent).copy(store.name, twin.name),
+        lambda: Home(twin.folder.parent).remove(twin.name),
         lambda: session().purge(),
         lambda: Session.load(document, model=model, name="contract", home=store.folder.parent, force=True),
-        lambda: keeping.rename(store, Store(store.folder.with_name("other"))),
-        lambda: keeping.remove(Store(store.folder.with_name("other"))),
-        lambda: keeping.remove(store),
+        lambda: Home(store.folder.parent).rename(store.name, "other"),
+        lambda: Home(store.folder.parent).remove("other"),
+        lambda: Home(store.folder.parent).remove(store.name),
     ]
     errors: list[KveditError] = []
     for act in acts:
@@ -233,7 +232,7 @@ def test_a_name_that_is_not_one_of_kvedits_own_opens_no_file(store, llama, monke
         os, "open", lambda path, *rest, **more: (asked.append(str(path)), real(path, *rest, **more))[1]
     )
     refused(lambda: read_whole(store, llama))
-    refused(lambda: keeping.check(Session(store), lambda done, total: None))
+    refused(lambda: Session(store).check())
     if what == "segment":  # what cannot be understood is not a reason to remove what it might reach
         refused(lambda: store.sweep(*store.read()))
     inside = {str(store.folder / "session.json"), str(next(store.folder.glob("journal-*")))}
@@ -244,7 +243,7 @@ def test_a_name_that_is_not_one_of_kvedits_own_opens_no_file(store, llama, monke
 def test_removing_leaves_what_is_not_kvedits(store):
     for place in ("notes.txt", "segments/mine.safetensors", "journal-mine.jsonl"):
         (store.folder / place).write_text("mine")
-    keeping.remove(store)
+    Home(store.folder.parent).remove(store.name)
     left = {str(path.relative_to(store.folder)) for path in store.folder.rglob("*") if path.is_file()}
     assert left == {"notes.txt", "segments/mine.safetensors", "journal-mine.jsonl"}
     assert not store.exists()
@@ -257,8 +256,8 @@ def test_a_load_into_a_folder_of_something_else_removes_nothing_there(home, llam
     before = contents(home)
     session = Session.load(Document(TEXT), model=llama, name="project", home=home)
     session.purge()
-    keeping.compact(session)
-    keeping.remove(session.store)
+    session.compact()
+    Home(session._state.store.folder.parent).remove(session.name)
     assert {name: data for name, data in contents(home).items() if name != ".gitignore"} == before
 
 
@@ -298,7 +297,7 @@ VALUES: list[tuple[str, Any]] = [
 def test_a_value_that_has_no_sense_is_refused_though_the_checksum_agrees(store, llama, place, value):
     change(store.folder, place, value)
     refused(lambda: read_whole(store, llama))
-    assert [item.damage is not None for item in keeping.overview(Home(store.folder.parent))] == [True]
+    assert [item.damage is not None for item in Home(store.folder.parent).list()] == [True]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +353,7 @@ def test_one_bad_session_does_not_hide_the_others(store, llama):
     (home.folder / "pipe").mkdir()
     os.mkfifo(home.folder / "pipe" / "session.json")
     (home.folder / "loop").symlink_to("loop")
-    found = keeping.overview(home)
+    found = home.list()
     assert [(item.name, item.current, item.damage is None) for item in found] == [
         ("contract", False, False),
         ("good", True, True),
@@ -412,9 +411,9 @@ def test_a_line_that_has_no_sense_is_refused_though_the_checksum_agrees(store, n
 
     def read_all() -> None:
         session = Session(store)
-        for at in range(len(session.journal)):
-            session.journal.entry(at)
-            session.rows_of(at)
+        for at in range(len(session._state.journal)):
+            session._state.journal.entry(at)
+            session._state.rows_of(at)
         session.script()
 
     refused(read_all)
@@ -449,7 +448,7 @@ def test_what_a_line_says_takes_no_more_memory_than_the_line(store, name):
         with at_once():
             refused(lambda: Session(store))
             with suppress(KveditError):
-                keeping.check(Session(store), lambda done, total: None)
+                Session(store).check()
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()
@@ -466,7 +465,7 @@ def test_a_file_that_is_larger_than_it_may_be_is_refused_before_it_is_read(store
         os.truncate(path, 1 << 40)  # it takes no room
     with at_once():
         assert "at most" in refused(lambda: read_whole(store, llama)).fact
-        for item in keeping.overview(Home(store.folder.parent)):
+        for item in Home(store.folder.parent).list():
             assert item.damage
     shutil.rmtree(store.folder)
 
@@ -591,7 +590,7 @@ def test_a_segment_that_says_what_it_is_not_is_refused_though_its_name_agrees(st
     assert f"segment {new}" in error.fact
     session = Session(store)  # the other way round: the model comes after the segments
     with suppress(SessionError):
-        session.read_segments()
+        session._state.read_segments()
     refused(lambda: session.ask("Why?", max_new_tokens=1) if session.use_model(llama) is None else None)
 
 
@@ -632,7 +631,7 @@ def test_a_model_that_cannot_be_looked_for_is_told_as_one_that_is_not_there(stor
     change(store.folder, "model.directory", name)
     change(store.folder, "model.name", name)
     with pytest.raises(ModelError):
-        Session(store).find_model()
+        Session(store)._state.find_model()
 
 
 def test_a_relative_folder_of_a_model_is_not_looked_for_where_one_happens_to_be(
@@ -642,7 +641,7 @@ def test_a_relative_folder_of_a_model_is_not_looked_for_where_one_happens_to_be(
     change(store.folder, "model.name", "no-such-model")
     monkeypatch.chdir(checkpoints["llama"].parent)
     with pytest.raises(ModelError):
-        Session(store).find_model()
+        Session(store)._state.find_model()
 
 
 @pytest.mark.parametrize("path", ["pipe", "/dev/zero", "/"])
@@ -716,12 +715,12 @@ def look_at(store: Store, model: Model) -> str:
     try:
         session = Session(store)
         session.status(), session.log(everything=True), session.script(), session.export()
-        keeping.check(session, lambda done, total: None)
-        session.journal.segments()
+        session.check()
+        session._state.journal.segments()
         session.use_model(model)
         session.ask("Why?", max_new_tokens=1, keep=False, budget="3t")
-        for number in range(len(session.journal)):
-            session.rows_of(number)
+        for number in range(len(session._state.journal)):
+            session._state.rows_of(number)
         for verb in (session.undo, session.redo):
             with suppress(UsageError):
                 verb()
@@ -763,7 +762,7 @@ def test_any_change_of_a_segments_header_that_is_named_again_holds_or_is_refused
         mutate(fields, data)
         return segment(fields, old[8 + length :] + data.draw(st.binary(max_size=2)))
 
-    names = sorted(Session(store).journal.segments())
+    names = sorted(Session(store)._state.journal.segments())
     new = replace_content(store.folder, "segments", data.draw(st.sampled_from(names)), make)
     written = (store.folder / "segments" / f"{new}.safetensors").read_bytes()
     fact = look_at(store, llama)

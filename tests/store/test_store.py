@@ -214,7 +214,7 @@ def test_a_sweep_keeps_what_any_revision_reaches_and_nothing_else(store, llama):
         (store.folder / place).write_bytes(b"left behind")
     assert store.sweep(*store.read()) == 33
     assert contents(store.folder) == before
-    journal = Session(store).journal
+    journal = Session(store)._state.journal
     assert [journal.entry(number).parent for number in range(len(journal))] == [None, 0, 1]
     assert journal.revision(0).text == TEXT
 

@@ -70,7 +70,7 @@ def load(
             report=report,
         )
     here.hold(opened)
-    prefill, speed = timings.phases["prefill"], opened.manifest.prefill_tokens_per_s
+    prefill, speed = timings.phases["prefill"], opened._state.manifest.prefill_tokens_per_s
     phases = {name: phase.seconds for name, phase in timings.phases.items()}
     here.give(
         {**asdict(opened.status()), "seconds": phases, "prefill_tokens_per_s": speed},
@@ -78,7 +78,7 @@ def load(
         lambda: render.say(
             f"Loaded {render.count(opened.document.line_count, 'line')}, {len(opened.rows):,} tokens in "
             f"{render.seconds(prefill.seconds)} ({prefill.tokens_per_s or 0:,.0f} tokens/s) "
-            f"into session '{opened.store.name}'."
+            f"into session '{opened.name}'."
         ),
     )
 
@@ -168,7 +168,7 @@ def diff(
     opened = here.session(session)
     old, new, names = opened.document.text, opened.document.text, ("session", "session")
     if revision is None:
-        new, names = opened.source_document().text, ("session", opened.manifest.source)
+        new, names = opened.source_document().text, ("session", opened._state.manifest.source)
     else:
         old, names = opened.text_of(revision), (f"revision {revision}", "session")
     left, right = map(render.one_line, names)  # a line each, whatever they hold
@@ -206,7 +206,7 @@ def edit(
     first, last = asked.resolve(document.line_count) if lines or document.line_count else (0, 0)
     start, stop = document.characters(first, last) if document.line_count else (0, 0)
     before = document.text
-    with _in_editor(before[start:stop], Path(opened.manifest.source).suffix) as new:
+    with _in_editor(before[start:stop], Path(opened._state.manifest.source).suffix) as new:
         # Another process may have edited meanwhile; its text is not the one that was in the editor.
         opened.update()
         if opened.document.text != before:

@@ -111,7 +111,7 @@ class Healer:
                 return False
             from kvedit.session.heal import Healing  # not before: a REPL without a session needs no torch
 
-            self._healing = Healing(session)
+            self._healing = Healing(session._state)
         healing = self._healing
         if healing.unkept >= _KEEP_ROWS or (not healing.left and healing.unkept):
             self._keep()
@@ -130,7 +130,7 @@ class Healer:
         if healing is None or session is None or not healing.unkept:
             return
         try:
-            with session.writing("heal"):
+            with session._state.writing("heal"):
                 healing.keep()
         except LockedError:  # another process writes: try again, and compute nothing meanwhile
             self._quiet_until = clock() + _LOCKED_S
