@@ -114,8 +114,10 @@ def endure(model: Path, home: Path, operations: int, seed: int) -> dict[str, Any
             codes.pop(5)
             run("forget", (0,))
         if (number + 1) % 20 == 0 and here.held is not None:
-            here.held.read_segments()  # so that what is held is what is there now
-            samples.append({"operations": number + 1, "segments": len(here.held.segments), **held()})
+            here.held._state.read_segments()  # so that what is held is what is there now
+            samples.append(
+                {"operations": number + 1, "segments": len(here.held._state.segments.states), **held()}
+            )
     part = min(100, max(1, operations // 3))
     settled = next(
         (one for one in samples if one["operations"] >= min(SETTLED, operations // 2)), samples[-1]

@@ -161,15 +161,15 @@ class Sides:
     def first_token(self) -> Sample:
         """Ask at 5 %, and let llama.cpp compute all rows from the edit on."""
         bench = self.bench
-        self.worker.hold(bench.exact.ids.tolist())
+        self.worker.hold(bench.exact._state.ids.tolist())
         own = bench.ask().first_token_s
-        answer = self.worker.ask("first", [*bench.edited.ids.tolist(), *self._question(QUESTION)])
+        answer = self.worker.ask("first", [*bench.edited._state.ids.tolist(), *self._question(QUESTION)])
         return {"kvedit": own, "llama.cpp": answer["seconds"], "reused": answer["reused"]}
 
     def decode(self, questions: tuple[str, ...]) -> Sample:
         """Milliseconds a token; `agreeing` says how many ids are the same before the first that is not."""
         exact = self.bench.exact
-        self.worker.hold(exact.ids.tolist())
+        self.worker.hold(exact._state.ids.tolist())
         own = other = 0.0
         count = agreeing = 0
         for question in questions:
@@ -182,7 +182,7 @@ class Sides:
             )
             said = list(answer.ids)
             assert len(said) > 1, f"{question}: an answer of {len(said)} tokens has no seconds a token"
-            prompt = [*exact.ids.tolist(), *self._question(question)]
+            prompt = [*exact._state.ids.tolist(), *self._question(question)]
             found = self.worker.ask("decode", prompt, count=len(said))
             own, other = own + answer.timings.phases["decode"].seconds, other + found["seconds"]
             same = np.array(said) == np.array(found["ids"])
@@ -195,7 +195,7 @@ class Sides:
 
     def _question(self, question: str) -> list[int]:
         session = self.bench.exact
-        ids: list[int] = session.prompt.question_ids(session.tokenizer, question).tolist()
+        ids: list[int] = session._state.prompt.question_ids(session._state.tokenizer, question).tolist()
         return ids
 
 
@@ -213,15 +213,17 @@ def agreement(bench: Bench, weights: str, wanted: int, on_count: Callable[[int],
     """
     model, exact = bench.model, bench.exact
     reduced = model.reduced(weights)
-    total, same, count, asked = len(exact.ids), 0, 0, 0
-    longest = max(len(exact.prompt.question_ids(exact.tokenizer, question)) for question in QUESTIONS)
+    total, same, count, asked = len(exact._state.ids), 0, 0, 0
+    longest = max(
+        len(exact._state.prompt.question_ids(exact._state.tokenizer, question)) for question in QUESTIONS
+    )
     cache = model.new_cache(total + longest + LONGEST)
-    shift_(model, cache, exact.rows.placed(), exact.segments)
+    shift_(model, cache, exact.rows.placed(), exact._state.segments.states)
     for question in QUESTIONS:
         if count >= wanted:
             break
         cache.length = total
-        asking = model.to_device(exact.prompt.question_ids(exact.tokenizer, question))
+        asking = model.to_device(exact._state.prompt.question_ids(exact._state.tokenizer, question))
         logits, _ = prefill_question_(model, cache, asking)
         start, walked = cache.length, list[States]()
         said = list(decode_(model, cache, logits, Sampler(0, 0), LONGEST, walked))

@@ -34,8 +34,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from scaling_page import Record, show, write
 
 from kvedit.names import DEFAULT_MODEL
-from kvedit.session import keeping
 from kvedit.session.session import Session
+from kvedit.session.state import State
 from kvedit.store.home import Home
 from kvedit.store.store import Store
 from kvedit.text.document import Document
@@ -121,16 +121,16 @@ class Place:
 
     def open(self) -> Session:
         """Open the session as a new process does, with a model that is in memory already."""
-        session = Session(self.store)
+        session = Session(State(self.store))
         session.use_model(self.model)
-        session.read_segments()
+        session._state.read_segments()
         return session
 
 
 def load(place: Place, first: bool) -> Run:
     """Load the document; time prefill and saving, not the opening of the model."""
     if place.store.exists():
-        keeping.remove(place.store)
+        Home(place.store.folder.parent).remove(place.store.name)
     home, timings = place.store.folder.parent, Timings()
     session = Session.load(
         Document(place.text), model=place.model, name=place.store.name, home=home, timings=timings
@@ -141,8 +141,8 @@ def load(place: Place, first: bool) -> Run:
 
 def delete(place: Place, first: bool) -> Run:
     """Delete lines near the start; a deletion of the run before is undone."""
-    session = Session(place.store)
-    if session.revision.entry.edits:
+    session = Session(State(place.store))
+    if session._state.revision.entry.edits:
         session.undo()
     tokens, start = len(session.rows), clock()
     session.delete(LINES)
@@ -153,8 +153,8 @@ def ready_cache(place: Place, first: bool) -> Run:
     """Open the session up to a cache with all rows at their positions."""
     start = clock()
     session = place.open()
-    session.working.reserve(len(session.rows))
-    for _ in session.gather(session.rows, session.working.differing(session.rows)):
+    session._state.working.reserve(len(session.rows))
+    for _ in session._state.gather(session.rows, session._state.working.differing(session.rows)):
         pass
     return Run(clock() - start, len(session.rows))
 
@@ -164,7 +164,7 @@ def ask(budget: str, place: Place, first: bool) -> Run:
     from rounds import QUESTION
 
     session = place.open()
-    before = session.revision.entry.number
+    before = session._state.revision.entry.number
     answer = session.ask(QUESTION, budget=budget, max_new_tokens=1, keep=first)
     if first:
         session.checkout(before)
@@ -244,7 +244,7 @@ def measure(home: Path, options: argparse.Namespace) -> Record:
                 progress.update(shown, description=f"{verb}: {length:,} tokens")
                 samples[verb].append({"length": length, **apart(cost, verb, place, options.rounds)})
                 progress.advance(shown)
-            keeping.remove(place.store)
+            Home(place.store.folder.parent).remove(place.store.name)
         past = measure_past(home, ready, options, progress)
     return {
         "model": options.model,
@@ -375,24 +375,24 @@ def measure_past(home: Path, ready: Ready, options: argparse.Namespace, progress
     length = max((held for held in ready.texts if held <= PAST_TOKENS), default=min(ready.texts))
     model = Model.open(ready.checkpoint, device="cpu")
     loaded = Session.load(Document(ready.texts[length]), model=model, name="loaded", home=home)
-    size, segments = loaded.store.size_bytes(), len(loaded.journal.segments())
+    size, segments = loaded._state.store.size_bytes(), len(loaded._state.journal.segments())
     shown = progress.add_task("edits", total=None)
     found: list[Record] = []
     for count in options.revisions:
         store = Home(home).store(f"past-{count}")
-        keeping.copy(loaded.store, store)
-        session, edits, start = Session(store), 0, clock()
-        while len(session.journal) < count:
+        Home(loaded._state.store.folder.parent).copy(loaded.name, store.name)
+        session, edits, start = Session(State(store)), 0, clock()
+        while len(session._state.journal) < count:
             edit(session, random.Random(edits))
             edits += 1
-            done = len(session.journal)
+            done = len(session._state.journal)
             progress.update(shown, description=f"edits: {count:,} revisions", total=count, completed=done)
         seconds = clock() - start
         sample: Record = {"revisions": count, "edits": edits, "edit_s": [], "open_s": [], "status_s": []}
         sample |= {
             "edits_mean_s": seconds / edits if edits else None,
             "edits_mean_bytes": (store.size_bytes() - size) / edits if edits else None,
-            "segments_added": len(session.journal.segments()) - segments,
+            "segments_added": len(session._state.journal.segments()) - segments,
         }
         found.append(sample)
     progress.update(shown, description="sessions with a past", total=options.rounds + 1, completed=0)
@@ -423,7 +423,7 @@ def edit(session: Session, chance: random.Random) -> None:
         session.replace(str(first), f"This line reads {chance.random()} now.")
     elif verb == "move":
         session.move(f"{first}-{first + 1}", after=chance.randint(0, first - 1))
-    elif session.revision.entry.edits:
+    elif session._state.revision.entry.edits:
         session.undo()
 
 
@@ -431,16 +431,16 @@ def one_more(store: Store) -> dict[str, float]:
     """Look at a session, open a copy of it without its model, and edit the copy."""
     seconds = {"status_s": status_s(store)}
     copy = Store(store.folder.with_name("copy"))
-    keeping.copy(store, copy)
+    Home(store.folder.parent).copy(store.name, copy.name)
     start = clock()
-    session = Session(copy)
+    session = Session(State(copy))
     opened = clock()
     before = files(copy.folder)
     begun = clock()
     session.delete(LINES)
     seconds |= {"open_s": opened - start, "edit_s": clock() - begun}
     seconds["edit_bytes"] = written_bytes(before, files(copy.folder))
-    keeping.remove(copy)
+    Home(copy.folder.parent).remove(copy.name)
     return seconds
 
 

@@ -38,7 +38,6 @@ from kvedit.names import DEFAULT_MODEL
 from kvedit.repair.budget import Budget
 from kvedit.repair.refresh import prefill_, refresh_, shift_
 from kvedit.repair.reports import Answer
-from kvedit.session.keeping import copy
 from kvedit.session.session import Session
 from kvedit.store.home import Home
 from kvedit.text.document import Document
@@ -66,12 +65,12 @@ class Bench:
         self.stock, self.model = admitted.network, Model.open(model, device="cpu")
         text = text_of(text, self.model, tokens)
         self.exact = Session.load(Document(text), model=self.model, name="exact", home=folder)
-        copy(self.exact.store, Home(folder).store("edited"))
+        Home(folder).copy(self.exact.name, "edited")
         self.edited = self._open("edited")
         self.change = self.edited.delete(EDIT)
-        self.edited.read_segments()
-        self.exact.read_segments()
-        self.ids = self.model.to_device(self.edited.ids)
+        self.edited._state.read_segments()
+        self.exact._state.read_segments()
+        self.ids = self.model.to_device(self.edited._state.ids)
         self.question = self._question_ids(QUESTION)
 
     def _open(self, name: str) -> Session:
@@ -81,18 +80,18 @@ class Bench:
 
     def _question_ids(self, question: str) -> torch.Tensor:
         session = self.exact
-        return self.model.to_device(session.prompt.question_ids(session.tokenizer, question))
+        return self.model.to_device(session._state.prompt.question_ids(session._state.tokenizer, question))
 
     def cache(self) -> KVCache:
         """The shifted cache."""
         cache = self.model.new_cache(len(self.ids) + len(self.question))
-        shift_(self.model, cache, self.edited.rows.placed(), self.edited.segments)
+        shift_(self.model, cache, self.edited.rows.placed(), self.edited._state.segments.states)
         return cache
 
     def ask(self) -> Answer:
         """Ask at 5 % with nothing in the working cache: every row has to be shifted."""
         session = self._open("edited")
-        session.read_segments()
+        session._state.read_segments()
         return session.ask(QUESTION, budget=Budget.parse("5%"), max_new_tokens=1, keep=False)
 
     def first_token(self) -> Sample:
@@ -170,7 +169,7 @@ class Bench:
             said, spent = self._generate(self._question_ids(question), len(answer.ids))
             assert said == list(answer.ids), f"{question}: other ids than those of transformers"
             own, stock = own + answer.timings.phases["decode"].seconds, stock + spent
-            quoted += len(said) * _quoted(said, self.exact.ids.tolist())
+            quoted += len(said) * _quoted(said, self.exact._state.ids.tolist())
             count += len(said)
         # The first token comes from the question's prefill.
         steps = count - len(questions)
@@ -178,11 +177,11 @@ class Bench:
 
     def _generate(self, question: torch.Tensor, count: int) -> tuple[list[int], float]:
         """Give so many ids of transformers' generate, and the seconds from the first to the last."""
-        held, total = self.exact.working.cache, len(self.exact.rows)
+        held, total = self.exact._state.working.cache, len(self.exact.rows)
         cache = DynamicCache(config=self.stock.config)
         for layer in range(self.model.layers):
             cache.update(held.keys[None, layer, :, :total], held.values[None, layer, :, :total], layer)
-        ids, clocks = torch.cat([self.model.to_device(self.exact.ids), question])[None], list[float]()
+        ids, clocks = torch.cat([self.model.to_device(self.exact._state.ids), question])[None], list[float]()
 
         class Watch(StoppingCriteria):
             def __call__(self, ids: torch.Tensor, scores: object, **more: Any) -> torch.Tensor:
@@ -201,11 +200,11 @@ class Bench:
 
     def one_shot(self) -> Sample:
         """All of `kvedit ask` that is no computing, and a Python that imports torch."""
-        self.edited.checkout(self.edited.revision.entry.number)
+        self.edited.checkout(self.edited._state.revision.entry.number)
         command = [sys.executable, "-m", "kvedit", "ask", QUESTION, "--budget", "5%", "--json"]
         command += ["--session", "edited", "--max-new-tokens", "16"]
         environment = {**os.environ, "KVEDIT_HOME": str(self.folder)}
-        start, number = clock(), self.edited.revision.entry.number
+        start, number = clock(), self.edited._state.revision.entry.number
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         whole = clock() - start
         phases = json.loads(done.stdout)["timings"]
@@ -218,16 +217,16 @@ class Bench:
 
         start = clock()
         session = self._open("exact")
-        session.read_segments()
-        session.working.reserve(len(session.rows))
-        for _ in session.gather(session.rows, np.arange(len(session.rows))):
+        session._state.read_segments()
+        session._state.working.reserve(len(session.rows))
+        for _ in session._state.gather(session.rows, np.arange(len(session.rows))):
             pass
-        spent, held = clock() - start, session.working.cache
+        spent, held = clock() - start, session._state.working.cache
         return {"open": spent, "copy": seconds(lambda: (held.keys.clone(), held.values.clone()))}
 
     def saving(self) -> Sample:
         """Save after `load`, and write as many bytes with dd, which flushes them at the end."""
-        store, timings, home = self.exact.store, Timings(), self.folder / "saved"
+        store, timings, home = self.exact._state.store, Timings(), self.folder / "saved"
         Session.load(self.exact.document, model=self.model, home=home, timings=timings)
         shutil.rmtree(home)
         size, target = store.size_bytes(), self.folder / "dd"

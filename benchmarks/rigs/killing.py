@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from rigs.tiny import save_tiny
 
 from kvedit.session.session import Session
+from kvedit.session.state import State
 from kvedit.store.store import Store
 
 SERVER = """
@@ -183,10 +184,10 @@ def held(home: Path) -> tuple[Any, ...] | None:
     store = Store(home / "contract")
     if not store.exists():
         return None
-    session = Session(store)
-    session.read_segments()
-    entry, revision = session.revision.entry, session.revision
-    told = (entry.edits, entry.frontier, revision.turns, session.manifest.undone)
+    session = Session(State(store))
+    session._state.read_segments()
+    entry, revision = session._state.revision.entry, session._state.revision
+    told = (entry.edits, entry.frontier, revision.turns, session._state.manifest.undone)
     return session.document.text, revision.rows, *told
 
 

@@ -44,8 +44,8 @@ def without_context(folder: Path) -> Model:
 
 def by_prefill(session: Session) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotated keys and values `[L, H, T, D]` of the session's ids, from nothing."""
-    model, states = session.model, prefill_states(session.model, session.ids)
-    cos, sin = model.rope.angles(torch.arange(len(session.ids)), model.dtype)
+    model, states = session.model, prefill_states(session.model, session._state.ids)
+    cos, sin = model.rope.angles(torch.arange(len(session._state.ids)), model.dtype)
     return rotate(states.keys, cos, sin), states.values
 
 
@@ -61,8 +61,10 @@ def check_context_free(session: Session) -> None:
     """O1, on a session of a model without context: ids of the text, and every layer exact at 0 %."""
     session.ask(QUESTION, budget="0", max_new_tokens=1)  # which computes what is missing, and no more
     assert not session.rows.missing.any()
-    encoded = session.tokenizer.encode_text(session.document.text).ids
-    assert np.array_equal(session.ids, [*session.manifest.head_ids, *encoded, *session.revision.turns])
+    encoded = session._state.tokenizer.encode_text(session.document.text).ids
+    assert np.array_equal(
+        session._state.ids, [*session._state.manifest.head_ids, *encoded, *session._state.revision.turns]
+    )
     assert gap(session) < 1e-5
 
 
@@ -71,7 +73,7 @@ def check_full_budget(session: Session, home: Path) -> None:
     answer = session.ask(QUESTION, budget=Budget.full(), max_new_tokens=8)
     fresh = load_session(home, session.model, session.document.text)
     assert session.rows.frontier == len(session.rows)
-    assert np.array_equal(session.ids[: session.document_rows], fresh.ids)
+    assert np.array_equal(session._state.ids[: session._state.document_rows], fresh._state.ids)
     assert gap(session) < 1e-4
     assert answer.ids == fresh.ask(QUESTION, budget="0", max_new_tokens=8).ids
 
@@ -84,9 +86,9 @@ def lines_of(chance: random.Random, count: int, longest: int = 4) -> str:
 
 def random_step(session: Session, chance: random.Random) -> str:
     """Do something to a session; the document stays about as long as it is. Gives what was done."""
-    count, entry = session.document.line_count, session.revision.entry
+    count, entry = session.document.line_count, session._state.revision.entry
     verbs = ["delete", "deletes", "insert", "replace", "move", "ask", "heal"]
-    verbs += ["undo"] * bool(entry.edits) + ["redo"] * bool(session.manifest.undone)
+    verbs += ["undo"] * bool(entry.edits) + ["redo"] * bool(session._state.manifest.undone)
     verb = chance.choice(verbs) if count > 12 else "insert"
     if verb == "delete":
         session.delete(lines_of(chance, count))

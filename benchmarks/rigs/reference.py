@@ -13,6 +13,7 @@ from kvedit.model.model import Model
 from kvedit.repair.refresh import prefill_
 from kvedit.repair.working import WorkingCache
 from kvedit.session.session import Session
+from kvedit.session.state import State
 from kvedit.store.store import Store
 from kvedit.text.document import Document
 
@@ -24,10 +25,10 @@ def load_session(home: Path, model: Model, text: str, name: str = "document") ->
 
 def working_cache(session: Session) -> KVCache:
     """The cache as a new process sees it after the shift."""
-    session.read_segments()
+    session._state.read_segments()
     working = WorkingCache(session.model)
     working.reserve(len(session.rows))
-    working.gather_(session.rows, working.differing(session.rows), session.segments)
+    working.gather_(session.rows, working.differing(session.rows), session._state.segments.states)
     return working.cache
 
 
@@ -74,7 +75,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def read_whole(store: Store, model: Model) -> Session:
     """Open a session and read all that an answer needs."""
-    session = Session(store)
+    session = Session(State(store))
     session.use_model(model)
-    session.read_segments()
+    session._state.read_segments()
     return session

@@ -14,8 +14,8 @@ from kvedit.cli.output import PHASES, cell, console, count, one_line, out, plain
 
 if TYPE_CHECKING:
     from kvedit.repair.reports import Answer, Explanation, Status, Verification
-    from kvedit.session.keeping import Overview
-    from kvedit.session.state import State
+    from kvedit.session.check import Checked
+    from kvedit.store.home import Overview
     from kvedit.store.records import Entry
     from kvedit.text.document import Document
 
@@ -149,17 +149,16 @@ def show_sessions(found: Sequence[Overview]) -> None:
             say(one_line(f"{item.name}: {item.damage}"))
 
 
-def show_findings(session: State, findings: Sequence[str]) -> None:
-    """Print what a check found."""
-    for finding in findings:
+def show_check(checked: Checked, size_bytes: int) -> None:
+    """Print what a check of a session found."""
+    for finding in checked.findings:
         out(one_line(finding))
-    if findings:
+    if checked.findings:
         say("Load the document again with `kvedit load FILE --force`, or go back with `kvedit checkout`.")
         return
-    journal = session.journal
     say(
-        f"All in order: {count(len(journal), 'revision')}, "
-        f"{count(len(journal.segments()), 'segment')}, {size(session.store.size_bytes())}."
+        f"All in order: {count(checked.revisions, 'revision')}, "
+        f"{count(checked.segments, 'segment')}, {size(size_bytes)}."
     )
 
 

@@ -67,10 +67,10 @@ class Workspace:
         home, asked = Home.default(), name or self.name
         store = home.current() if asked is None else home.store(asked)
         held = self._session
-        if held is not None and held.store.folder.absolute() == store.folder.absolute():
+        if held is not None and held.folder.absolute() == store.folder.absolute():
             held.update()
             return held
-        session = Session(store)
+        session = Session.open(store.name)
         if self.warm and name is None:  # one that is named is for this command alone
             self._remember_model()
             self._session = session
@@ -93,7 +93,7 @@ class Workspace:
             session.use_model(warm)
             return
         with render.working("Loading the model") as report:
-            session.use_model(session.find_model(model, report))
+            session.use_model(model, report)
 
     def hold(self, session: Session) -> None:
         """Keep a session that was just loaded warm."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from textwrap import shorten
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,12 @@ class Change:
     suffix: int
     replay_s: float
     written_bytes: int
+
+    def __repr__(self) -> str:
+        return (
+            f"<Change {self.command!r}: {self.added_lines - self.removed_lines:+,} lines, "
+            f"{self.token_change:+,} tokens; {self.stale:,} stale, {self.missing:,} missing>"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,14 @@ class Answer:
     first_token_s: float
     replay_s: float
     kept: bool
+
+    def __repr__(self) -> str:
+        text = shorten(self.text, 60, placeholder="...")
+        return (
+            f"<Answer {text!r}: {len(self.ids)} tokens, {self.finish_reason}; "
+            f"{self.missing:,} missing + {self.refreshed:,} refreshed + {self.reused:,} reused rows, "
+            f"first token after {self.first_token_s:.2f} s>"
+        )
 
     @property
     def repair_s(self) -> float:

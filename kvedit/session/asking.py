@@ -170,7 +170,8 @@ class Asking:
         in_hand = model.walk_bytes(computed) + 2 * model.cache_bytes(computed)
         what = f"A question to {len(rows):,} tokens, with {computed:,} to compute,"
         check_memory(what, working.wanting(capacity) + in_hand, model.device)
-        session.read_segments()
+        with self.timings.measure("load"):
+            session.read_segments()
         with self.timings.measure("shift"):
             working.reserve(capacity)
             gathered = sum(session.gather(rows, working.differing(rows)))

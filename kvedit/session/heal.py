@@ -9,12 +9,38 @@ import numpy as np
 from kvedit.cache.kv import States
 from kvedit.cache.memory import check_memory
 from kvedit.cache.rows import RowTable
+from kvedit.repair.budget import Budget
 from kvedit.repair.refresh import refresh_
+from kvedit.repair.reports import Healed
 from kvedit.session.state import KEEP_ROWS, State
 from kvedit.timing import clock, waiter
 
 # To begin with, and at least: a few rows take about as long as one, so fewer would heal ever less.
 _PIECE_ROWS = 8
+_PIECE_S = 0.5  # time of a piece, and so the delay of an interrupt
+
+
+def heal(state: State, budget: Budget, progress: Callable[[int, int], None]) -> Healed:
+    """Recompute rows from the frontier onward; see `Session.heal`."""
+    start, finished = clock(), "done"
+    with state.writing("heal"):
+        healing = Healing(state)
+        first = healing.frontier
+        goal = budget.resolve(healing.left)
+        try:
+            while healing.frontier - first < goal:
+                done = healing.frontier - first
+                healing.step(min(goal - done, KEEP_ROWS - healing.unkept), _PIECE_S)
+                progress(healing.frontier - first, goal)
+                if healing.unkept >= KEEP_ROWS:
+                    healing.keep()
+        except KeyboardInterrupt:
+            finished = "interrupted"
+        healing.keep()
+        if finished == "done" and healing.left:
+            finished = "budget"
+        rows = healing.frontier - first
+        return Healed(rows, healing.frontier, len(state.rows), clock() - start, finished)
 
 
 class Healing:
@@ -83,6 +109,11 @@ class Healing:
         session.keep([States.concatenate(self._parts)], f"heal --budget {count}t")
         session.working.settle(session.rows, rows)
         self._parts, self._start, self._rows = [], self.frontier, session.rows
+
+    def keep_locked(self) -> None:
+        """Take the session's lock and keep what was computed; raises `LockedError` as commands do."""
+        with self._session.writing("heal"):
+            self.keep()
 
     def _prepare(self) -> Iterator[None]:
         """Bring the exact rows into the working cache, in pieces."""

@@ -6,21 +6,25 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from kvedit.cache.memory import check_memory, trim
 from kvedit.cache.rows import MISSING, RowTable
+from kvedit.checkpoint.resolve import resolve
 from kvedit.errors import SessionError
 from kvedit.model.model import CHUNK_ROWS, Model
 from kvedit.repair.refresh import prefill_
+from kvedit.repair.reports import Purge
+from kvedit.session.state import State
 from kvedit.store.home import Home
 from kvedit.store.journal import Journal
 from kvedit.store.records import Entry, JournalRecord, Manifest, ModelRecord, Revision
 from kvedit.store.store import Store
 from kvedit.text.document import Document
-from kvedit.timing import Timings, now, waiter
+from kvedit.timing import Timings, clock, now, waiter
 from kvedit.tokens.prompt import check_context, encode_body
 
 IntArray = npt.NDArray[np.int64]
@@ -28,7 +32,60 @@ Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
 
 
-def prefill_document(
+def load(
+    document: Document,
+    model: Model | str,
+    name: str,
+    home: Home,
+    system: str | None,
+    device: str,
+    dtype: str,
+    force: bool,
+    timings: Timings,
+    progress: Progress,
+    report: Callable[[str], None],
+) -> State:
+    """Prefill a document into a new session; see `Session.load`."""
+    with timings.measure("load"):
+        if isinstance(model, Model):
+            called, directory = str(model.directory), model.directory
+        else:
+            directory, called = resolve(model, report), model
+            model = Model.admit(directory, device=device, dtype=dtype)
+    directory = directory.resolve()
+    record = ModelRecord(
+        name=str(directory) if Path(called).resolve() == directory else called,
+        directory=str(directory),
+        dtype=model.dtype_name,
+        device=device,
+        context_length=model.context_length,
+        parts=model.parts,
+    )
+    store = home.store(name)
+    with store.lock("load", now(), new=True):
+        home.new_store(name, force)
+        _prefill_document(store, document, model, record, system, timings, progress)
+        home.keep_out_of_version_control()
+        state = State(store)
+    state.use_model(model)
+    return state
+
+
+def purge(state: State, progress: Progress) -> Purge:
+    """Prefill the present text from nothing and drop all else; see `Session.purge`."""
+    start, store = clock(), state.store
+    with state.writing("purge"):
+        before, revisions = store.size_bytes(), len(state.journal)
+        model, written = state.model, store.written_bytes
+        state.segments.clear()  # their files are mapped, and Windows cannot remove a mapped file
+        _prefill_again(store, state.manifest, state.document, model, progress)
+        state.reload()
+        state.read_segments()
+        size, written = store.size_bytes(), store.written_bytes - written
+        return Purge(len(state.rows), revisions, max(0, before + written - size), size, clock() - start)
+
+
+def _prefill_document(
     store: Store,
     document: Document,
     model: Model,
@@ -37,7 +94,7 @@ def prefill_document(
     timings: Timings,
     progress: Progress,
 ) -> None:
-    """Prefill a document into `store`; see `Session.load`. What a failed load wrote is removed again."""
+    """Prefill a document into `store`; what a failed load wrote is removed again."""
     model.check()
     prompt = model.layout(system)
     body = encode_body(model.tokenizer, document.text, model.context_length)
@@ -72,10 +129,11 @@ def prefill_document(
         raise
 
 
-def prefill_again(
-    store: Store, manifest: Manifest, document: Document, model: Model, timings: Timings, progress: Progress
+def _prefill_again(
+    store: Store, manifest: Manifest, document: Document, model: Model, progress: Progress
 ) -> None:
-    """Prefill the present text into a session without a past; see `Session.purge`."""
+    """Prefill the present text into a session without a past."""
+    timings = Timings()
     ids = np.concatenate(
         [np.array(manifest.head_ids, dtype=np.int64), model.tokenizer.encode_text(document.text).ids]
     )

@@ -5,7 +5,6 @@ Loads no torch until something is computed.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
@@ -13,25 +12,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvedit.cache.rows import RowTable
 from kvedit.errors import UsageError
 from kvedit.names import DEFAULT_MODEL, DEFAULT_POLICY
 from kvedit.repair.budget import Budget
 from kvedit.repair.options import Options
 from kvedit.repair.reports import Answer, Change, Explanation, Healed, Purge, Status, Token, Verification
+from kvedit.session import facts, history
 from kvedit.session.script import script
-from kvedit.session.state import KEEP_ROWS, State
-from kvedit.store.files import damaged
+from kvedit.session.state import State
 from kvedit.store.home import Home
-from kvedit.store.records import Entry, ModelRecord
+from kvedit.store.records import Entry, Manifest
 from kvedit.text import edits
 from kvedit.text.document import Document, Edit, LineRange
-from kvedit.timing import Timings, clock, now
+from kvedit.timing import Timings
 
 if TYPE_CHECKING:
     from kvedit.model.model import Model
     from kvedit.session.asking import Answering
+    from kvedit.session.check import Checked
+    from kvedit.session.heal import Healing
 
-_PIECE_S = 0.5  # what a piece of healing takes: how soon it can be interrupted
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
 Lines = str | int | LineRange
@@ -40,12 +41,83 @@ Rows = Budget | str
 """Rows to refresh, as `5%`, `128t`, `0` or `full`, or as a `Budget`."""
 
 
-class Session(State):
+class Session:
     """A document in a model's cache, with its past. Every verb of the command line is a method.
 
     A method that writes takes the session's lock and first reads what another process has
     changed meanwhile; it raises `LockedError` where another process is writing.
     """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __repr__(self) -> str:
+        rows = self.rows
+        return (
+            f"<Session {self.name!r}: {self.document.line_count:,} lines, {len(rows):,} tokens, "
+            f"{int(rows.stale.sum()):,} stale, {int(rows.missing.sum()):,} missing>"
+        )
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the session's files; its name is the session's."""
+        return self._state.store.folder
+
+    @property
+    def name(self) -> str:
+        """The session's name."""
+        return self._state.store.name
+
+    @property
+    def manifest(self) -> Manifest:
+        """What was fixed at load, and the number of the present revision."""
+        return self._state.manifest
+
+    @property
+    def document(self) -> Document:
+        """The present text."""
+        return self._state.document
+
+    @property
+    def rows(self) -> RowTable:
+        """Where each row lives and its state: of head, document and conversation."""
+        return self._state.rows
+
+    @property
+    def model(self) -> Model:
+        """The model that computed the rows; opened when it is first needed.
+
+        Raises:
+            ModelError: It is unavailable.
+            SessionError: The model there now is a different one.
+        """
+        return self._state.model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the model is open."""
+        return self._state.has_model
+
+    def use_model(
+        self, model: Model | str | None = None, report: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """Set the model that computed the session's rows.
+
+        Args:
+            model: An open model, or the name of one to open; the one used at load if `None`.
+            report: Called with what is being done to find the model.
+
+        Raises:
+            ModelError: It is unavailable.
+            SessionError: It is a different model; names the part that differs.
+        """
+        if model is None or isinstance(model, str):
+            model = self._state.find_model(model, report)
+        self._state.use_model(model)
+
+    def update(self) -> None:
+        """Read what another process has changed."""
+        self._state.update()
 
     @classmethod
     def open(cls, name: str | None = None, *, home: Path | None = None) -> Session:
@@ -58,8 +130,8 @@ class Session(State):
         Raises:
             SessionError: It is missing or damaged.
         """
-        place = Home.default() if home is None else Home(home)
-        return cls(place.current() if name is None else place.store(name))
+        place = _home(home)
+        return cls(State(place.current() if name is None else place.store(name)))
 
     @classmethod
     def load(
@@ -102,44 +174,13 @@ class Session(State):
             LockedError: Another process is changing a session of that name.
         """
         document = document if isinstance(document, Document) else Document.read(document)
-        place = Home.default() if home is None else Home(home)
-        store, timings = place.store(name), timings or Timings()
+        place, timings = _home(home), timings or Timings()
+        place.new_store(name, force)  # a name that is taken is refused before torch is imported
+        with timings.measure("load"):
+            from kvedit.session.load import load
 
-        def check_new() -> None:
-            if store.exists() and not force:
-                raise UsageError(
-                    f"There is a session '{store.name}' already.",
-                    "Give --force to replace it, or --session NAME for another name.",
-                )
-
-        check_new()
-        start = clock()
-        from kvedit.checkpoint.resolve import resolve
-        from kvedit.model.model import Model
-        from kvedit.session.load import prefill_document
-
-        if isinstance(model, Model):
-            called, directory = str(model.directory), model.directory
-        else:
-            directory, called = resolve(model, report), model
-            model = Model.admit(directory, device=device, dtype=dtype)
-        timings.add("load", clock() - start)
-        directory = directory.resolve()
-        record = ModelRecord(
-            name=str(directory) if Path(called).resolve() == directory else called,
-            directory=str(directory),
-            dtype=model.dtype_name,
-            device=device,
-            context_length=model.context_length,
-            parts=model.parts,
-        )
-        with store.lock("load", now(), new=True):
-            check_new()
-            prefill_document(store, document, model, record, system, timings, progress)
-            place.keep_out_of_version_control()
-            session = cls(store)
-        session.use_model(model)
-        return session
+        state = load(document, model, name, place, system, device, dtype, force, timings, progress, report)
+        return cls(state)
 
     def delete(self, *ranges: Lines) -> Change:
         """Delete lines; every range counts the lines before the command. Nothing is computed.
@@ -208,73 +249,54 @@ class Session(State):
 
     def source_document(self) -> Document:
         """Read the file that the session was loaded from, as it is now; raises as `sync` does."""
-        path = self.manifest.source
-        if path == "-":
-            raise UsageError(
-                "The session was loaded from standard input, not from a file.",
-                "Use `kvedit edit`, or load a file.",
-            )
-        if os.path.exists(path) and not os.path.isfile(path):
-            # The path may be a stranger's: a pipe keeps one waiting, and some devices never end.
-            raise UsageError(f"{path} is no plain file.", "Load the document from a file.")
-        return Document.read(path, self.document.source.named)
+        return self._state.source_document()
 
     def undo(self, count: int = 1) -> Change:
-        """Take back edits: the text and the rows are again as they were. Nothing is computed.
+        """Undo edits: restore the text and its rows; nothing is recomputed.
 
         Raises:
-            UsageError: There are not so many edits.
+            UsageError: There are fewer edits than that.
         """
-        return self._travel("undo", count)
+        command = f"undo {count}" if count > 1 else "undo"
+        return self._travel(command, lambda state: history.undo(state, count))
 
     def redo(self, count: int = 1) -> Change:
-        """Make edits again that were taken back; raises as `undo` does."""
-        return self._travel("redo", count)
+        """Make edits again that were undone; raises as `undo` does."""
+        command = f"redo {count}" if count > 1 else "redo"
+        return self._travel(command, lambda state: history.redo(state, count))
 
     def checkout(self, revision: int) -> Change:
         """Make any revision of the log the present one.
 
         Raises:
-            UsageError: There is none of that number.
+            UsageError: No revision has that number.
         """
-        with self.writing("checkout"):
-            self._check_revision(revision)
-            before = self._measures()
-            self.go_to(revision, ())
-            return self._report(f"checkout {revision}", before, ())
+        return self._travel(f"checkout {revision}", lambda state: history.checkout(state, revision))
 
     def log(self, *, everything: bool = False) -> list[Entry]:
-        """Give the revisions that led to the present one, the latest first; or all there are."""
-        if everything:
-            return [self.journal.entry(number) for number in reversed(range(len(self.journal)))]
-        found: list[Entry] = []
-        at: int | None = self.revision.entry.number
-        while at is not None:
-            found.append(self.journal.entry(at))
-            at = found[-1].parent
-        return found
+        """Return the revisions that led to the present one, latest first; or all revisions."""
+        return history.log(self._state, everything=everything)
 
     def script(self) -> str:
         """Give the commands that rebuild the present session from its document."""
         past = self.log()[::-1]
-        texts = (self.journal.revision(entry.number).text for entry in past)
-        return script(self.manifest, past, texts)
+        texts = (self._state.journal.revision(entry.number).text for entry in past)
+        return script(self._state.manifest, past, texts)
 
     def export(self) -> bytes:
         """Give the text as it is now, with encoding, line endings and byte order mark as they came."""
         return self.document.encode()
 
     def text_of(self, revision: int) -> str:
-        """Give the text at a revision; raises `UsageError` when there is none of that number."""
-        self._check_revision(revision)
-        return self.journal.revision(revision).text
+        """Return the text at a revision; raises `UsageError` when no revision has that number."""
+        return history.text_of(self._state, revision)
 
     def forget(self) -> int:
         """Drop the conversation from the context; give its tokens. Earlier revisions still hold it."""
-        with self.writing("forget"):
-            dropped = len(self.revision.turns)
+        with self._state.writing("forget"):
+            dropped = len(self._state.revision.turns)
             if dropped:
-                self.commit("forget", self.rows.first(self.document_rows), turns=())
+                self._state.commit("forget", self.rows.first(self._state.document_rows), turns=())
             return dropped
 
     def ask(
@@ -333,8 +355,8 @@ class Session(State):
         chosen = _options(options, fields)
 
         def tokens() -> Generator[Token, None, Answer]:
-            with self.writing("ask") if chosen.keep else nullcontext():
-                asking = Asking(self, chosen, timings or Timings(), on_phase)
+            with self._state.writing("ask") if chosen.keep else nullcontext():
+                asking = Asking(self._state, chosen, timings or Timings(), on_phase)
                 return (yield from asking.tokens(question))
 
         return Answering(tokens())
@@ -343,7 +365,7 @@ class Session(State):
         """Return which rows `ask` would refresh, and why, without computing them."""
         from kvedit.session.asking import Asking
 
-        return Asking(self, _options(options, fields), Timings(), lambda name: None).explain(question)
+        return Asking(self._state, _options(options, fields), Timings(), lambda name: None).explain(question)
 
     def heal(self, *, budget: Rows | None = None, progress: Progress = lambda done, total: None) -> Healed:
         """Recompute rows from the frontier onward, so that they become exact.
@@ -354,28 +376,15 @@ class Session(State):
             budget: How many, of the rows that are not exact; all of them if not given.
             progress: Called with rows done and rows to do.
         """
+        from kvedit.session.heal import heal
+
+        return heal(self._state, _budget(budget, Budget.full()), progress)
+
+    def healing(self) -> Healing:
+        """Return a heal that computes a piece whenever its `step` is called, and keeps when told to."""
         from kvedit.session.heal import Healing
 
-        start, finished = clock(), "done"
-        with self.writing("heal"):
-            healing = Healing(self)
-            first = healing.frontier
-            goal = _budget(budget, Budget.full()).resolve(healing.left)
-            try:
-                while healing.frontier - first < goal:
-                    done = healing.frontier - first
-                    healing.step(min(goal - done, KEEP_ROWS - healing.unkept), _PIECE_S)
-                    progress(healing.frontier - first, goal)
-                    if healing.unkept >= KEEP_ROWS:
-                        healing.keep()
-            except KeyboardInterrupt:
-                finished = "interrupted"
-            healing.keep()
-            if finished == "done" and healing.left:
-                finished = "budget"
-            return Healed(
-                healing.frontier - first, healing.frontier, len(self.rows), clock() - start, finished
-            )
+        return Healing(self._state)
 
     def verify(
         self,
@@ -409,7 +418,7 @@ class Session(State):
             max_new_tokens=max_new_tokens,
             conversation=conversation or question is None,
         )
-        return verify(self, question, options, max_new_tokens, progress)
+        return verify(self._state, question, options, max_new_tokens, progress)
 
     def purge(self, *, progress: Progress = lambda done, total: None) -> Purge:
         """Prefill the present text from nothing, and drop all that the session held before.
@@ -420,119 +429,48 @@ class Session(State):
         Args:
             progress: Called with rows done and rows in all.
         """
-        from kvedit.session.load import prefill_again
+        from kvedit.session.load import purge
 
-        start = clock()
-        with self.writing("purge"):
-            before, revisions = self.store.size_bytes(), len(self.journal)
-            model, written = self.model, self.store.written_bytes
-            self.forget_segments()  # they are mapped, and Windows removes no file that is
-            prefill_again(self.store, self.manifest, self.document, model, Timings(), progress)
-            self._read()
-            self.read_segments()
-            size, written = self.store.size_bytes(), self.store.written_bytes - written
-            return Purge(len(self.rows), revisions, max(0, before + written - size), size, clock() - start)
+        return purge(self._state, progress)
+
+    def compact(self) -> int:
+        """Remove files that no revision reaches; return the bytes freed."""
+        state = self._state
+        with state.writing("compact"):
+            return state.store.sweep(state.manifest, state.journal)
+
+    def check(self, progress: Progress = lambda done, total: None) -> Checked:
+        """Verify every segment and every revision.
+
+        Args:
+            progress: Called with steps done and steps in all.
+        """
+        from kvedit.session.check import check
+
+        return check(self._state, progress)
 
     def status(self) -> Status:
-        """Say what the session holds."""
-        rows, kept = self.rows, self.manifest
-        stale, missing, suffix = (int(part.sum()) for part in (rows.stale, rows.missing, rows.suffix))
-        return Status(
-            name=self.store.name,
-            model=kept.model.name,
-            dtype=kept.model.dtype,
-            context_length=kept.model.context_length,
-            source=kept.source,
-            lines=self.document.line_count,
-            tokens=len(rows),
-            conversation=len(self.revision.turns),
-            suffix=suffix,
-            frontier=rows.frontier,
-            exact=rows.frontier,
-            refreshed=suffix - stale,
-            stale=stale,
-            missing=missing,
-            size_bytes=self.store.size_bytes(),
-            edits=self.revision.entry.edits,
-            undone=len(kept.undone),
-            revision=self.revision.entry.number,
-            created=kept.created,
-        )
-
-    def _check_revision(self, number: int) -> None:
-        if not 0 <= number < len(self.journal):
-            raise UsageError(
-                f"There is no revision {number}; the log has 0 to {len(self.journal) - 1}.",
-                "Run `kvedit log --all` to see them.",
-            )
+        """Return what the session holds, in counts."""
+        return facts.status(self._state)
 
     def _change(self, plan: Callable[[Document], Sequence[Edit]], command: str) -> Change:
         """Plan edits on the document as it is now, and make them."""
-        with self.writing(command.partition(" ")[0]):
-            before, planned = self._measures(), tuple(plan(self.document))
+        with self._state.writing(command.partition(" ")[0]):
+            before, planned = facts.Before(self._state), tuple(plan(self.document))
             if planned:
-                self.edit(planned, command)
-            return self._report(command if planned else "", before, planned)
+                self._state.edit(planned, command)
+            return before.change(command if planned else "", planned)
 
-    def _travel(self, verb: str, count: int) -> Change:
-        """Undo or redo edits: go to the best revision of another text."""
-        if count < 1:
-            raise UsageError(f"{count} edits cannot be taken.", f"Run `kvedit {verb} 1`, or more.")
-        with self.writing(verb):
-            before = self._measures()
-            undone, state = list(self.manifest.undone), self.revision.entry.state
-            for step in range(count):
-                parent = self.journal.entry(state).parent
-                if (parent is None) if verb == "undo" else (not undone):
-                    there = f"only {step}" if step else "nothing"
-                    raise UsageError(
-                        f"There is {there} to {verb}.", "Run `kvedit log` to see the edits of the session."
-                    )
-                if verb == "redo":
-                    state = undone.pop()
-                elif parent is not None:
-                    undone.append(state)
-                    state = self.journal.entry(parent).state
-            self.go_to(self._best(state), tuple(undone))
-            return self._report(f"{verb} {count}" if count > 1 else verb, before, ())
+    def _travel(self, command: str, move: Callable[[State], None]) -> Change:
+        """Make another revision the present one, and report the difference."""
+        with self._state.writing(command.partition(" ")[0]):
+            before = facts.Before(self._state)
+            move(self._state)
+            return before.change(command)
 
-    def _best(self, state: int) -> int:
-        """Give the revision of a text with the most exact rows, the latest of several.
 
-        Only of those with the conversation that the text was left with: what was forgotten stays so.
-        """
-        entries = [self.journal.entry(number) for number in range(state, len(self.journal))]
-        entries = [entry for entry in entries if entry.state == state]
-        if not entries:
-            raise damaged(f"revision {state}", "is of another text than it says")
-        turns = self.journal.revision(entries[-1].number).turns
-        for entry in sorted(entries, key=lambda entry: (entry.frontier, entry.number), reverse=True):
-            if entry.tokens == entries[-1].tokens and self.journal.revision(entry.number).turns == turns:
-                return entry.number
-        return entries[-1].number
-
-    def _measures(self) -> tuple[Document, int, int]:
-        return self.document, len(self.rows), self.store.written_bytes
-
-    def _report(self, command: str, before: tuple[Document, int, int], changes: Sequence[Edit]) -> Change:
-        document, tokens, written = before
-        if not changes:  # of an undo: what a difference would say
-            changes = edits.difference(document.text, self.document.text)
-        removed, added = edits.line_counts(document, self.document, changes)
-        return Change(
-            command=command,
-            revision=self.revision.entry.number,
-            removed_lines=removed,
-            added_lines=added,
-            token_change=len(self.rows) - tokens,
-            lines=self.document.line_count,
-            tokens=len(self.rows),
-            missing=int(self.rows.missing.sum()),
-            stale=int(self.rows.stale.sum()),
-            suffix=int(self.rows.suffix.sum()),
-            replay_s=self.replay_s,
-            written_bytes=self.store.written_bytes - written,
-        )
+def _home(folder: Path | None) -> Home:
+    return Home.default() if folder is None else Home(folder)
 
 
 def _lines(part: Lines) -> LineRange:

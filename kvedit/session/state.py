@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvedit.cache.rows import RowTable
-from kvedit.errors import ModelError, SessionError
+from kvedit.errors import ModelError, SessionError, UsageError
+from kvedit.session.segments import Segments
 from kvedit.store.files import damaged
 from kvedit.store.journal import Journal
 from kvedit.store.records import Entry, Manifest, Revision
@@ -30,8 +31,6 @@ from kvedit.tokens.splice import Splice, Tokens
 from kvedit.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kvedit.cache.kv import States
     from kvedit.model.model import Model
     from kvedit.repair.working import WorkingCache
@@ -54,20 +53,20 @@ class State:
         tokenizer: The tokenizer that encoded it.
         tokens: Its tokens.
         rows: Where each row lives: of head, document and conversation.
-        segments: Raw keys and values `[L, H, N, D]` by segment, once read.
+        segments: The segments that were read.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.segments: dict[str, tuple[Tensor, Tensor]] = {}
-        self._segment_ids: dict[str, npt.NDArray[np.int32]] = {}
+        self.segments = Segments(store)
         self._model: Model | None = None
         self._working: WorkingCache | None = None
         self._body_units: tuple[Tokens, IntArray] | None = None
         self._past: tuple[tuple[str, int], tuple[IntArray, RowTable]] | None = None
-        self._read()
+        self.reload()
 
-    def _read(self) -> None:
+    def reload(self) -> None:
+        """Read manifest, journal, tokenizer and present revision from disk."""
         manifest, journal = self.store.read()
         self.tokenizer = _tokenizer(self.store.read_tokenizer(manifest.tokenizer))
         if self.tokenizer.fingerprint != manifest.model.parts["tokenizer"]:
@@ -204,9 +203,25 @@ class State:
                 "again with `kvedit load FILE --force`.",
             )
         _check_ids(self.manifest.head_ids, model)
-        for name, (keys, _) in self.segments.items():
-            _check_sizes(name, keys, model)
+        self.segments.check_sizes(model)
         self._model, self._working = model, None
+
+    def source_document(self) -> Document:
+        """Read the file that the session was loaded from, as it is now.
+
+        Raises:
+            UsageError: The file is missing, not a plain file, or not text.
+        """
+        path = self.manifest.source
+        if path == "-":
+            raise UsageError(
+                "The session was loaded from standard input, not from a file.",
+                "Use `kvedit edit`, or load a file.",
+            )
+        if os.path.exists(path) and not os.path.isfile(path):
+            # The session may come from a stranger: reading a pipe can block, and some devices never end.
+            raise UsageError(f"{path} is not a plain file.", "Load the document from a file.")
+        return Document.read(path, self.document.source.named)
 
     @contextmanager
     def writing(self, command: str) -> Iterator[None]:
@@ -222,7 +237,7 @@ class State:
     def update(self) -> None:
         """Read again what another process has changed."""
         if self.store.read_manifest() != self.manifest:
-            self._read()
+            self.reload()
 
     def read_segments(self, limit: int | None = None) -> bool:
         """Read and verify the segments that the present rows live in; say whether all are there.
@@ -233,35 +248,7 @@ class State:
         Raises:
             SessionError: One is missing or damaged, or holds other tokens than the document.
         """
-        ids, row, needed = self.ids, 0, set(self.rows.segments)
-        for name in set(self.segments) - needed:
-            del self.segments[name], self._segment_ids[name]
-        for piece in self.rows.pieces():
-            if piece.segment is not None:
-                if piece.segment not in self.segments:
-                    if limit == 0:
-                        return False
-                    limit = None if limit is None else limit - 1
-                    tensors = self.store.read_segment(piece.segment)
-                    if str(tensors["keys"].dtype) != f"torch.{self.manifest.model.dtype}":
-                        raise damaged(f"segment {piece.segment}", "has another dtype than the model")
-                    if self._model is not None:
-                        _check_sizes(piece.segment, tensors["keys"], self._model)
-                    self.segments[piece.segment] = (tensors["keys"], tensors["values"])
-                    self._segment_ids[piece.segment] = tensors["ids"].numpy()
-                held = self._segment_ids[piece.segment][piece.start : piece.start + piece.length]
-                if not np.array_equal(held, ids[row : row + piece.length]):
-                    raise SessionError(
-                        f"The session is damaged: segment {piece.segment} holds the wrong tokens.",
-                        "Load the document again with `kvedit load FILE --force`.",
-                    )
-            row += piece.length
-        return True
-
-    def forget_segments(self) -> None:
-        """Let the files of the segments go; they are read again when they are needed."""
-        self.segments.clear()
-        self._segment_ids.clear()
+        return self.segments.read(self.rows, self.ids, self.manifest.model.dtype, self._model, limit)
 
     def gather(self, rows: RowTable, wanted: IntArray) -> Iterator[int]:
         """Bring rows into the working cache, some at a time; give how many each time.
@@ -270,12 +257,9 @@ class State:
             rows: A table of rows in the segments that were read; there is room for it.
             wanted: Which of its rows, sorted; they have a state.
         """
-        from kvedit.store.tensorfile import release
-
         for first in range(0, len(wanted), _GATHER_ROWS):
-            yield self.working.gather_(rows, wanted[first : first + _GATHER_ROWS], self.segments)
-            for keys, _ in self.segments.values():
-                release(keys)
+            yield self.working.gather_(rows, wanted[first : first + _GATHER_ROWS], self.segments.states)
+            self.segments.release()
         self.working.cache.length = len(rows)
 
     def edit(self, edits: Sequence[Edit], command: str) -> Splice:
@@ -403,9 +387,3 @@ def _unrolled(revision: Revision, expected: int) -> RowTable:
 def _check_ids(ids: Sequence[int] | IntArray, model: Model) -> None:
     if len(ids) and int(np.max(ids)) >= model.vocabulary:
         raise damaged("a token id", "is none of the model's")
-
-
-def _check_sizes(name: str, keys: Tensor, model: Model) -> None:
-    layers, heads, _, width = keys.shape
-    if (layers, heads, width) != (model.layers, model.heads, model.width):
-        raise damaged(f"segment {name}", "has other sizes than the model")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -18,21 +19,49 @@ _NAME = re.compile(r"[\w][\w.\-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
+class Overview:
+    """A session in a list.
+
+    Attributes:
+        name: Its name.
+        current: Whether commands use it when they name no session.
+        lines, tokens, stale, missing: Counts at its present revision.
+        size_bytes: Its size on disk.
+        created: When its document was loaded.
+        damage: What is wrong with it, if it cannot be read.
+    """
+
+    name: str
+    current: bool
+    lines: int
+    tokens: int
+    stale: int
+    missing: int
+    size_bytes: int
+    created: str
+    damage: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Home:
-    """The folder that holds the sessions."""
+    """The folder that holds the sessions.
+
+    The methods that change a session take its lock and raise `LockedError` while another process
+    holds it.
+    """
 
     folder: Path
 
     @classmethod
     def default(cls) -> Home:
-        """`KVEDIT_HOME` where it is set, else `.kvedit` of the working directory."""
+        """Return `KVEDIT_HOME` if it is set, else `.kvedit` in the working directory."""
         return cls(Path(os.environ.get("KVEDIT_HOME") or ".kvedit").expanduser())
 
     def store(self, name: str) -> Store:
-        """Give the store of a session by its name, whether it exists or not.
+        """Return the store of a session by its name, whether it exists or not.
 
         Raises:
-            UsageError: The name cannot be that of a session.
+            UsageError: The name is not a valid session name.
         """
         if not _NAME.fullmatch(name):
             raise UsageError(
@@ -41,8 +70,22 @@ class Home:
             )
         return Store(self.folder / name)
 
-    def stores(self) -> list[Store]:
-        """Give the stores of all sessions, by name; raises `SessionError` where they cannot be listed."""
+    def new_store(self, name: str, force: bool) -> Store:
+        """Return the store of a session to load.
+
+        Raises:
+            UsageError: A session has that name, and `force` does not allow to replace it.
+        """
+        store = self.store(name)
+        if store.exists() and not force:
+            raise UsageError(
+                f"There is a session '{name}' already.",
+                "Give --force to replace it, or --session NAME for another name.",
+            )
+        return store
+
+    def stores(self) -> Sequence[Store]:
+        """Return the stores of all sessions, by name; raises `SessionError` if they cannot be listed."""
         try:
             names = sorted(name for name in os.listdir(self.folder) if _NAME.fullmatch(name))
         except (FileNotFoundError, NotADirectoryError):
@@ -55,10 +98,10 @@ class Home:
         return [store for store in map(self.store, names) if store.exists()]
 
     def current(self) -> Store:
-        """Give the store of the session that was loaded or chosen last.
+        """Return the store of the session that was loaded or chosen last.
 
         Raises:
-            SessionError: There is none, or none that can be read.
+            SessionError: No session exists, or none can be read.
         """
         stores = self.stores()
         if not stores:
@@ -79,10 +122,57 @@ class Home:
             )
         return max(used, key=lambda item: item[:2])[2]
 
-    def next_use(self) -> str:
-        """Give the time for a session that is loaded or chosen now: later than that of all others.
+    def list(self) -> Sequence[Overview]:
+        """List the sessions by name, damaged ones included."""
+        try:
+            current = self.current().name
+        except SessionError:
+            current = ""
+        return [_overview(store, store.name == current) for store in self.stores()]
 
-        So the last one is the current one, though the clock was set back in between.
+    def use(self, name: str) -> None:
+        """Make a session the current one."""
+        store = self.store(name)
+        store.read_manifest()
+        with store.lock("use", now()):
+            used = self.next_use()
+            store.write_manifest(replace(store.read_manifest(), used=used))
+
+    def copy(self, name: str, new: str) -> None:
+        """Copy a session; the copies share the files of their segments.
+
+        Raises:
+            UsageError: A session has the new name already.
+        """
+        store, target = self.store(name), self.store(new)
+        store.read_manifest()
+        _check_free(target)
+        with target.lock("copy", now(), new=True):
+            _check_free(target)
+            store.copy(target)
+
+    def rename(self, name: str, new: str) -> None:
+        """Rename a session; raises as `copy` does."""
+        store, target = self.store(name), self.store(new)
+        store.read_manifest()
+        _check_free(target)
+        if os.path.lexists(target.folder):
+            raise UsageError(f"There is a folder {target.folder} already.", "Choose another name.")
+        with store.lock("rename", now()):
+            store.rename(target)
+
+    def remove(self, name: str) -> int:
+        """Remove a session, damaged or not; return the bytes freed."""
+        store = self.store(name)
+        with store.lock("remove", now()):
+            size = store.size_bytes()
+            store.remove()
+        return size
+
+    def next_use(self) -> str:
+        """Return the time for a session that is loaded or chosen now: later than that of all others.
+
+        So the last one is the current one even if the clock was set back in between.
         """
         latest = now()
         for store in self.stores():
@@ -93,7 +183,23 @@ class Home:
         return latest
 
     def keep_out_of_version_control(self) -> None:
-        """Tell git to leave the sessions alone."""
+        """Write a `.gitignore` that excludes the sessions."""
         path = self.folder / ".gitignore"
         if files.kind_of(path) == "nothing" or (files.kind_of(path) == "a file" and not path.stat().st_size):
             files.replace_file(path, b"*\n")
+
+
+def _overview(store: Store, current: bool) -> Overview:
+    size = store.size_bytes()
+    try:
+        manifest, journal = store.read()
+        entry = journal.entry(manifest.revision)
+    except SessionError as error:
+        return Overview(store.name, current, 0, 0, 0, 0, size, "", error.fact)
+    counts = (entry.lines, entry.tokens, entry.stale, entry.missing)
+    return Overview(store.name, current, *counts, size, manifest.created, None)
+
+
+def _check_free(target: Store) -> None:
+    if target.exists():
+        raise UsageError(f"There is a session '{target.name}' already.", "Choose another name.")

@@ -23,6 +23,7 @@ from rigs.tiny import save_tiny
 from kvedit.lab import charts
 from kvedit.model.model import Model
 from kvedit.session.session import Session
+from kvedit.session.state import State
 from kvedit.store.home import Home
 from kvedit.text.document import Document
 
@@ -230,7 +231,7 @@ def test_a_length_that_does_not_fit_becomes_the_longest_that_does(
     around = len(prompt.head_ids) + len(prompt.question_ids(model.tokenizer, question)) + 1
     assert longest + around == model.context_length
     session = Session.load(Document(ready.texts[longest]), model=model, home=home)
-    assert len(session.tokens) <= longest
+    assert len(session._state.tokens) <= longest
     session.ask(question, budget="0", max_new_tokens=1, keep=False)
 
 
@@ -243,7 +244,7 @@ def test_a_verb_has_a_process_of_its_own_and_deleting_needs_no_torch(
     found = apart(scaling.cost, "delete", scaling.Place(wide, scaling.TINY, place.store), 2)
     assert found["peak_bytes"] < resident("VmRSS") / 2
     assert len(found["seconds"]) == 2
-    assert Session(place.store).document.line_count == 5
+    assert Session(State(place.store)).document.line_count == 5
 
 
 def test_no_round_begins_after_the_time_that_is_allowed_but_one_is_counted(

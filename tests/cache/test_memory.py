@@ -24,6 +24,7 @@ from kvedit.cli.app import app
 from kvedit.errors import KveditError
 from kvedit.model.model import Model
 from kvedit.session.session import Session
+from kvedit.session.state import State
 from kvedit.store.segments import read_segment, write_segment
 from kvedit.store.tensorfile import release
 
@@ -48,7 +49,7 @@ def session(llama: Model, home: Path) -> Session:
 
 def again(session: Session) -> Session:
     """The session as a new process opens it."""
-    cold = Session(session.store)
+    cold = Session(State(session._state.store))
     cold.use_model(session.model)
     return cold
 
@@ -67,7 +68,7 @@ VERBS: dict[str, Callable[[Session], Any]] = {
 def test_what_does_not_fit_into_memory_is_refused_before_it_is_computed(
     session: Session, llama: Model, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    cold, before = again(session), contents(session.store.folder)
+    cold, before = again(session), contents(session._state.store.folder)
     cache = llama.cache_bytes(len(session.rows))
     only(monkeypatch, cache)  # room for the cache, and for nothing beside it
     monkeypatch.setattr(llama, "walk", lambda *args, **more: pytest.fail("it began"))
@@ -77,7 +78,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_computed(
     assert needed >= available == round(cache / 1e6, 1)
     assert refused.value.exit_code == 1
     assert "bfloat16" in refused.value.remedy
-    assert contents(session.store.folder) == before
+    assert contents(session._state.store.folder) == before
     monkeypatch.undo()
     VERBS[verb](cold)  # and with memory, it goes on
 
@@ -244,7 +245,7 @@ def test_after_a_question_the_rows_are_in_memory_once(llama: Model, home: Path) 
     session = load_session(home, llama, a_text(33))
     cold = again(session)
     cold.ask(QUESTION, max_new_tokens=1)
-    mapped = re.compile("|".join(f"{name}.safetensors\n" for name in cold.segments))
+    mapped = re.compile("|".join(f"{name}.safetensors\n" for name in cold._state.segments.states))
     entries = mapped.split(Path("/proc/self/smaps").read_text())[1:]
     resident = sum(int(entry.partition("Rss:")[2].split()[0]) for entry in entries)
     assert resident * 1024 < llama.cache_bytes(len(cold.rows)) / 4

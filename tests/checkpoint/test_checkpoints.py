@@ -347,9 +347,11 @@ def test_a_bfloat16_checkpoint_is_cast_as_the_rule_says_or_as_asked_and_never_si
     half.check()
     session = load_session(home, half, CORPUS[0])
     assert session.status().dtype == "bfloat16"
-    segment = session.store.read_segment(session.rows.segments[0])
+    segment = session._state.store.read_segment(session.rows.segments[0])
     assert segment["keys"].dtype == torch.bfloat16
-    assert session.find_model(str(folder)).dtype_name == "bfloat16"  # a question opens it as the load did
+    assert (
+        session._state.find_model(str(folder)).dtype_name == "bfloat16"
+    )  # a question opens it as the load did
 
 
 def test_pickles_are_refused_by_their_reason(tmp_path: Path, checkpoints: dict[str, Path]) -> None:

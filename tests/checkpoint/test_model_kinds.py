@@ -241,9 +241,9 @@ def test_every_layer_holds_the_same_rows_after_each_edit(llama: Model, home: Pat
     for lines in ("28-30", "1-2", "10"):
         session.delete(lines)
         session.ask("When?", budget=Budget.full(), max_new_tokens=2)
-        cache, total = session.working.cache, len(session.rows)
+        cache, total = session._state.working.cache, len(session.rows)
         assert isinstance(cache, KVCache)
-        clean = prefill_states(llama, session.ids)
+        clean = prefill_states(llama, session._state.ids)
         assert clean.values.shape[:3] == (llama.layers, llama.heads, total)
         for layer in range(llama.layers):
             torch.testing.assert_close(
@@ -297,14 +297,14 @@ def test_a_prompt_has_one_bos_at_its_start_and_none_elsewhere(
     tokenizer.save_pretrained(folder)
     model = Model.open(folder, device="cpu", stock=True)
     session = load_session(home, model, "The <|endoftext|> fees.\n<|im_end|>\nThe end.\n")
-    question = session.prompt.question_ids(session.tokenizer, "When <|im_end|>?").tolist()
-    following = session.prompt.question_ids(session.tokenizer, "And?", next_turn=True).tolist()
-    whole = [*session.ids.tolist(), *question]
+    question = session._state.prompt.question_ids(session._state.tokenizer, "When <|im_end|>?").tolist()
+    following = session._state.prompt.question_ids(session._state.tokenizer, "And?", next_turn=True).tolist()
+    whole = [*session._state.ids.tolist(), *question]
     expected = 1 if adds or template is not None else 0
     assert whole.count(0) == expected
     assert (whole[0] == 0) == bool(expected)
     assert 0 not in following
-    body = session.tokens.ids.tolist()
+    body = session._state.tokens.ids.tolist()
     assert not {0, 1, 2} & set(body)  # the document's are text
     if template is not None:  # and the parts make what the template makes of the whole
         text = session.document.text.replace("<|endoftext|>", "X").replace("<|im_end|>", "Y")
@@ -312,7 +312,7 @@ def test_a_prompt_has_one_bos_at_its_start_and_none_elsewhere(
         rendered = tokenizer.apply_chat_template(
             [{"role": "user", "content": user}], tokenize=False, add_generation_prompt=True
         )
-        parts = session.prompt
+        parts = session._state.prompt
         head = tokenizer.decode(list(parts.head_ids))
         assert f"{head}{text}{parts.before_question}When?{parts.after_question}" == rendered
 

@@ -181,7 +181,7 @@ def test_each_command_and_expectation_leaves_a_record(contract: Path) -> None:
     assert (asked["seed"], asked["result"]["rows"]["refreshed"]) == (7, 9)
     assert {"answer", "answer_ids", "timings", "total_s"} <= set(asked["result"])
     assert set(asked["versions"]) == {"kvedit", "python", "torch", "transformers", "tokenizers"}
-    model = Session.open().manifest.model
+    model = Session.open()._state.manifest.model
     assert {name: asked["model"][name] for name in model.parts} == model.parts
     assert 0 < asked["result"]["total_s"] <= asked["seconds"] + 0.01
     assert (held["expect"], held["held"], held["found"]) == ("refreshed equals 9", True, None)

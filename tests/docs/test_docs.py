@@ -110,11 +110,12 @@ def test_a_session_can_be_read_as_the_format_says(
     read: dict[str, Any] = {}
     exec(code("docs/session-format.md"), read)
     assert read["text"] == session.document.text
-    assert tuple(read["turns"]) == session.revision.turns
+    assert tuple(read["turns"]) == session._state.revision.turns
     assert [tuple(piece) for piece in read["rows"]] == [
-        (piece.segment, piece.start, piece.length, int(piece.refreshed)) for piece in session.revision.rows
+        (piece.segment, piece.start, piece.length, int(piece.refreshed))
+        for piece in session._state.revision.rows
     ]
-    assert len(read["past"]) < len(session.journal) / 2
+    assert len(read["past"]) < len(session._state.journal) / 2
     keys = read["keys"]
     assert keys.shape == (llama.layers, llama.heads, read["length"], keys.shape[3])
 
@@ -129,7 +130,7 @@ def test_the_keys_of_the_files_are_those_of_the_format(llama: Model, home: Path)
         ("## session.json", set(manifest)),
         ("Keys of `model`", set(manifest["model"])),
         ("## The journal", set(json.loads(first))),
-        ("## tokenizers/, segments/", set(session.store.read_segment(session.rows.segments[0]))),
+        ("## tokenizers/, segments/", set(session._state.store.read_segment(session.rows.segments[0]))),
     ):
         table = page.partition(heading)[2].partition("|---|---|---|\n")[2].partition("\n\n")[0]
         assert {

@@ -32,8 +32,8 @@ from kvedit.cache.kv import States
 from kvedit.cli.app import app
 from kvedit.errors import KveditError, LockedError, ModelError, SessionError, UsageError
 from kvedit.model.model import Model
-from kvedit.session import keeping
 from kvedit.session.session import Session
+from kvedit.session.state import State
 from kvedit.store.header import HEADER_BYTES, parse_header
 from kvedit.store.home import Home
 from kvedit.store.store import Store
@@ -59,7 +59,7 @@ def store(original: Path, home: Path) -> Store:
 
 
 def use(store: Store, model: Model) -> Session:
-    session = Session(store)
+    session = Session(State(store))
     session.use_model(model)
     return session
 
@@ -68,10 +68,10 @@ def view(store: Store) -> Any:
     """What a session is; `None` where there is none."""
     if not store.exists():
         return None
-    session = Session(store)
-    session.read_segments()
-    entry = session.revision.entry
-    return session.document.text, session.revision.rows, session.revision.turns, entry.edits
+    session = Session(State(store))
+    session._state.read_segments()
+    entry = session._state.revision.entry
+    return session.document.text, session._state.revision.rows, session._state.revision.turns, entry.edits
 
 
 def views(home: Path) -> dict[str, Any]:
@@ -84,18 +84,18 @@ def of_load(store: Store, model: Model) -> Any:
 
 
 COMMANDS: dict[str, Callable[[Store, Model], Any]] = {
-    "delete": lambda store, model: Session(store).delete("1"),
-    "undo": lambda store, model: Session(store).undo(),
-    "forget": lambda store, model: Session(store).forget(),
+    "delete": lambda store, model: Session(State(store)).delete("1"),
+    "undo": lambda store, model: Session(State(store)).undo(),
+    "forget": lambda store, model: Session(State(store)).forget(),
     "ask": lambda store, model: use(store, model).ask("Why?", max_new_tokens=1, conversation=True),
     "heal": lambda store, model: use(store, model).heal(),
     "purge": lambda store, model: use(store, model).purge(),
     "load": of_load,
-    "use": lambda store, model: keeping.use(store),
-    "copy": lambda store, model: keeping.copy(store, Store(store.folder.with_name("twin"))),
-    "rename": lambda store, model: keeping.rename(store, Store(store.folder.with_name("twin"))),
-    "compact": lambda store, model: keeping.compact(Session(store)),
-    "remove": lambda store, model: keeping.remove(store),
+    "use": lambda store, model: Home(store.folder.parent).use(store.name),
+    "copy": lambda store, model: Home(store.folder.parent).copy(store.name, "twin"),
+    "rename": lambda store, model: Home(store.folder.parent).rename(store.name, "twin"),
+    "compact": lambda store, model: Session(State(store)).compact(),
+    "remove": lambda store, model: Home(store.folder.parent).remove(store.name),
 }
 
 
@@ -176,8 +176,8 @@ def test_whatever_change_fails_a_session_is_as_before_or_after(original, home, l
         found = views(home)
         assert found in states or (command == "ask" and found["contract"][0] == before["contract"][0])
         if found.get("contract"):
-            assert keeping.check(Session(store), lambda done, total: None) == []
-            Session(store).delete("1")
+            assert Session(State(store)).check().findings == ()
+            Session(State(store)).delete("1")
             assert view(store)[0] == found["contract"][0].partition("\n")[2]
         assert not list(home.rglob("*.tmp"))
     assert step > 2
@@ -192,9 +192,9 @@ def test_a_full_disk_does_not_keep_one_from_making_room(store, monkeypatch):
     real = os.open
     (store.folder / "segments" / f"{'0' * 32}.safetensors").write_bytes(b"left behind")
     monkeypatch.setattr(os, "open", full)
-    assert keeping.compact(Session(store)) == 11
+    assert Session(State(store)).compact() == 11
     assert not (store.folder / "holder.json").exists()  # rather than one that names somebody else
-    assert keeping.remove(store) > 0
+    assert Home(store.folder.parent).remove(store.name) > 0
     assert not store.folder.exists()
 
 
@@ -233,11 +233,11 @@ def test_a_file_system_without_locks_is_told_and_nothing_is_written(store, monke
     before = contents(store.folder)
     monkeypatch.setattr(fcntl, "flock", without)
     with pytest.raises(KveditError, match="keeps no locks") as caught:
-        Session(store).delete("1")
+        Session(State(store)).delete("1")
     assert caught.value.exit_code == 1
     assert not isinstance(caught.value, LockedError)
     assert "local disk" in caught.value.remedy
-    assert Session(store).status().lines == 6
+    assert Session(State(store)).status().lines == 6
     assert contents(store.folder) == before
 
 
@@ -250,8 +250,8 @@ def test_a_file_system_that_flushes_no_folder_is_used_all_the_same(store, monkey
 
     real = os.fsync
     monkeypatch.setattr(os, "fsync", flush)
-    Session(store).delete("1")
-    assert Session(store).document.line_count == 5
+    Session(State(store)).delete("1")
+    assert Session(State(store)).document.line_count == 5
 
 
 # --- the clock ------------------------------------------------------------------------------------
@@ -276,14 +276,14 @@ def test_the_session_used_last_is_current_though_the_clock_went_back(home, llama
         Session.load(Document(TEXT), model=llama, name=name, home=home)
         assert place.current().name == name
     for name in "abcba":  # at one instant, too
-        keeping.use(place.store(name))
+        place.use(name)
         assert place.current().name == name
-    session = Session(place.store("b"))
+    session = Session(State(place.store("b")))
     session.delete("1")
     session.undo()
     assert session.document.text == TEXT
     assert [entry.number for entry in session.log(everything=True)] == [1, 0]
-    assert keeping.check(session, lambda done, total: None) == []
+    assert session.check().findings == ()
 
 
 def test_durations_are_taken_from_a_clock_that_never_goes_back(monkeypatch):
@@ -308,7 +308,7 @@ def test_a_file_of_another_user_is_told_as_closed_and_not_as_damaged(store, llam
     real = os.open
     monkeypatch.setattr(os, "open", closed)
     with pytest.raises(SessionError, match="Permission denied") as caught:
-        use(store, llama).read_segments()
+        use(store, llama)._state.read_segments()
     assert what in caught.value.fact
     assert "damaged" not in caught.value.fact
     assert "permissions" in caught.value.remedy
@@ -327,9 +327,9 @@ def test_a_folder_of_another_user_is_told_as_closed_and_not_as_empty(store, monk
 def test_a_session_that_cannot_be_written_can_be_read(store):
     store.folder.chmod(0o500)
     try:
-        assert Session(store).status().lines == 6
+        assert Session(State(store)).status().lines == 6
         with pytest.raises(KveditError, match="Permission denied"):
-            Session(store).delete("1")
+            Session(State(store)).delete("1")
     finally:
         store.folder.chmod(0o700)
 
@@ -339,7 +339,7 @@ def test_a_session_that_cannot_be_written_can_be_read(store):
 )
 def test_a_session_that_was_removed_meanwhile_is_told_and_not_made_anew(store, llama, command):
     session = use(store, llama)
-    session.read_segments()
+    session._state.read_segments()
     shutil.rmtree(store.folder)
     acts = {
         "delete": lambda: session.delete("1"),
@@ -347,7 +347,7 @@ def test_a_session_that_was_removed_meanwhile_is_told_and_not_made_anew(store, l
         "ask": lambda: session.ask("Why?", max_new_tokens=1),
         "heal": session.heal,
         "purge": session.purge,
-        "compact": lambda: keeping.compact(session),
+        "compact": lambda: session.compact(),
     }
     with pytest.raises(SessionError, match="There is no session 'contract'"):
         acts.get(command, lambda: COMMANDS[command](store, llama))()
@@ -359,27 +359,27 @@ def test_a_folder_that_goes_during_a_command_is_told(store, monkeypatch):
         shutil.rmtree(store.folder)
         real(*args)
 
-    real, session = os.replace, Session(store)
-    with session.writing("delete"):
+    real, session = os.replace, Session(State(store))
+    with session._state.writing("delete"):
         monkeypatch.setattr(os, "replace", gone)
         with pytest.raises(KveditError, match="is gone"):
-            session.edit([], "delete")
+            session._state.edit([], "delete")
     assert not store.exists()
 
 
 def test_a_journal_that_went_during_a_command_is_not_made_of_zeros(store):
-    session = Session(store)
-    path = store.folder / session.manifest.journal.name
+    session = Session(State(store))
+    path = store.folder / session._state.manifest.journal.name
     manifest = (store.folder / "session.json").read_bytes()
     whole = path.read_bytes()
     for left in (None, 0, len(whole) - 1):
         path.unlink() if left is None else path.write_bytes(whole[:left])
-        with pytest.raises(KveditError), session.store.lock("delete", "noon"):
-            session.commit("delete", session.rows)
+        with pytest.raises(KveditError), session._state.store.lock("delete", "noon"):
+            session._state.commit("delete", session.rows)
         assert path.exists() == (left is not None)
         assert (store.folder / "session.json").read_bytes() == manifest
     path.write_bytes(whole)
-    assert keeping.check(Session(store), lambda done, total: None) == []
+    assert Session(State(store)).check().findings == ()
 
 
 # --- two processes --------------------------------------------------------------------------------
@@ -387,9 +387,10 @@ def test_a_journal_that_went_during_a_command_is_not_made_of_zeros(store):
 EDIT = """import pathlib, sys
 from kvedit.errors import LockedError
 from kvedit.session.session import Session
+from kvedit.session.state import State
 from kvedit.store.store import Store
 done = 0
-session = Session(Store(pathlib.Path(sys.argv[1])))
+session = Session(State(Store(pathlib.Path(sys.argv[1]))))
 while done < int(sys.argv[2]):
     try:
         session.append(f"{sys.argv[3]} {done}")
@@ -403,14 +404,14 @@ def test_of_two_processes_that_edit_at_once_no_edit_is_lost_and_a_reader_sees_wh
     writers = [subprocess.Popen([*command, name]) for name in "xy"]
     seen = 0
     while any(writer.poll() is None for writer in writers):
-        session = Session(store)
-        assert session.document.line_count == 6 + session.revision.entry.edits - 1
+        session = Session(State(store))
+        assert session.document.line_count == 6 + session._state.revision.entry.edits - 1
         seen += 1
     assert [writer.wait() for writer in writers] == [0, 0]
     assert seen > 5
-    lines = Session(store).document.text.splitlines()[6:]
+    lines = Session(State(store)).document.text.splitlines()[6:]
     assert sorted(lines) == sorted(f"{name} {number}" for name in "xy" for number in range(15))
-    assert keeping.check(Session(store), lambda done, total: None) == []
+    assert Session(State(store)).check().findings == ()
 
 
 # --- files that are mapped, views, paths ------------------------------------------------------------
@@ -439,7 +440,7 @@ def test_no_file_is_replaced_or_removed_while_this_process_has_it_mapped(store, 
         session.delete("1")
         session.heal()
         session.undo()
-        keeping.compact(session)
+        session.compact()
     session.ask("Why?", max_new_tokens=1)
     session.purge()
     assert any(path.endswith(".safetensors") for path in changed)
@@ -479,7 +480,7 @@ def test_a_segment_has_three_tensors_however_many_lines_there_are(home, llama):
     headers = []
     for lines in (1, 100):
         session = Session.load(Document("a\n" * lines), model=llama, name=f"of-{lines}", home=home)
-        (path,) = (session.store.folder / "segments").iterdir()
+        (path,) = (session._state.store.folder / "segments").iterdir()
         headers.append(parse_header(path.read_bytes()[:HEADER_BYTES], path.stat().st_size))
     assert [header.shape[2] > 100 for header in headers] == [False, True]
 
@@ -517,10 +518,10 @@ def test_a_path_with_blanks_and_letters_of_any_script_is_a_path(tmp_path, llama)
     session = Session.load(Document(TEXT), model=llama, name="Vertrag-日本", home=home)
     session.delete("1")
     session.ask("Why?", max_new_tokens=1)
-    keeping.copy(session.store, Home(home).store("Kopie"))
+    Home(session._state.store.folder.parent).copy(session.name, "Kopie")
     session.purge()
-    assert keeping.check(Session(Home(home).store("Kopie")), lambda done, total: None) == []
-    keeping.remove(session.store)
+    assert Session(State(Home(home).store("Kopie"))).check().findings == ()
+    Home(session._state.store.folder.parent).remove(session.name)
 
 
 # --- the model that computed the rows ---------------------------------------------------------------
@@ -532,15 +533,15 @@ def test_each_part_of_a_model_that_differs_is_named_and_a_moved_model_is_the_sam
     store = Store(home / "contract")
     folder.rename(moved := tmp_path / "moved")
     with pytest.raises(ModelError):
-        Session(store).find_model()
-    session = Session(store)
-    session.use_model(session.find_model(str(moved)))
+        Session(State(store))._state.find_model()
+    session = Session(State(store))
+    session.use_model(session._state.find_model(str(moved)))
 
     def differing(name: str, change: Callable[[Path], object]) -> None:
         shutil.copytree(moved, folder)
         change(folder)
         with pytest.raises(SessionError, match=f"the {name} differs"):
-            Session(store).ask("Why?", max_new_tokens=1)
+            Session(State(store)).ask("Why?", max_new_tokens=1)
         shutil.rmtree(folder)
 
     differing("weights", lambda there: save_tiny(there, "llama", seed=5))
@@ -558,7 +559,7 @@ def test_a_session_that_another_process_loaded_with_another_model_is_asked_with_
     folders = [save_tiny(tmp_path / str(seed), "llama", seed=seed) for seed in (1, 2)]
     for name, folder in zip(("contract", "clean"), folders, strict=True):
         Session.load(Document(TEXT), model=str(folder), name=name, home=home)
-    warm, clean = (Session(Store(home / name)) for name in ("contract", "clean"))
+    warm, clean = (Session(State(Store(home / name))) for name in ("contract", "clean"))
     warm.ask("Why?", max_new_tokens=8)
     Session.load(Document(TEXT), model=str(folders[1]), name="contract", home=home, force=True)
     answer = warm.ask("Why?", max_new_tokens=8)

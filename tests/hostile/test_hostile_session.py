@@ -34,8 +34,8 @@ from support.forging import (
 
 from kvedit.errors import KveditError, ModelError, SessionError, UsageError
 from kvedit.model.model import Model
-from kvedit.session import keeping
 from kvedit.session.session import Session
+from kvedit.session.state import State
 from kvedit.store.files import digest
 from kvedit.store.header import FORMAT, HEADER_BYTES, parse_header
 from kvedit.store.home import Home
@@ -94,31 +94,31 @@ def everything(store: Store, model: Model) -> list[KveditError]:
     """Do all that one can do to a session, readers first; give what was refused."""
 
     def session() -> Session:
-        opened = Session(store)
+        opened = Session(State(store))
         opened.use_model(model)
         return opened
 
     twin = Store(store.folder.with_name("twin"))
     document = Document("Another document.\n")
     acts: list[Callable[[], Any]] = [
-        lambda: keeping.overview(Home(store.folder.parent)),
+        lambda: Home(store.folder.parent).list(),
         lambda: session().status(),
         lambda: session().script(),
-        lambda: keeping.check(session(), lambda done, total: None),
+        lambda: session().check(),
         lambda: session().ask("Why?", max_new_tokens=1, keep=False),
         lambda: session().delete("1"),
         lambda: session().undo(),
         lambda: session().ask("Why?", max_new_tokens=1, conversation=True),
         lambda: session().heal(budget="4t"),
-        lambda: keeping.compact(session()),
-        lambda: keeping.use(store),
-        lambda: keeping.copy(store, twin),
-        lambda: keeping.remove(twin),
+        lambda: session().compact(),
+        lambda: Home(store.folder.parent).use(store.name),
+        lambda: Home(store.folder.parent).copy(store.name, twin.name),
+        lambda: Home(twin.folder.parent).remove(twin.name),
         lambda: session().purge(),
         lambda: Session.load(document, model=model, name="contract", home=store.folder.parent, force=True),
-        lambda: keeping.rename(store, Store(store.folder.with_name("other"))),
-        lambda: keeping.remove(Store(store.folder.with_name("other"))),
-        lambda: keeping.remove(store),
+        lambda: Home(store.folder.parent).rename(store.name, "other"),
+        lambda: Home(store.folder.parent).remove("other"),
+        lambda: Home(store.folder.parent).remove(store.name),
     ]
     errors: list[KveditError] = []
     for act in acts:
@@ -233,7 +233,7 @@ def test_a_name_that_is_not_one_of_kvedits_own_opens_no_file(store, llama, monke
         os, "open", lambda path, *rest, **more: (asked.append(str(path)), real(path, *rest, **more))[1]
     )
     refused(lambda: read_whole(store, llama))
-    refused(lambda: keeping.check(Session(store), lambda done, total: None))
+    refused(lambda: Session(State(store)).check())
     if what == "segment":  # what cannot be understood is not a reason to remove what it might reach
         refused(lambda: store.sweep(*store.read()))
     inside = {str(store.folder / "session.json"), str(next(store.folder.glob("journal-*")))}
@@ -244,7 +244,7 @@ def test_a_name_that_is_not_one_of_kvedits_own_opens_no_file(store, llama, monke
 def test_removing_leaves_what_is_not_kvedits(store):
     for place in ("notes.txt", "segments/mine.safetensors", "journal-mine.jsonl"):
         (store.folder / place).write_text("mine")
-    keeping.remove(store)
+    Home(store.folder.parent).remove(store.name)
     left = {str(path.relative_to(store.folder)) for path in store.folder.rglob("*") if path.is_file()}
     assert left == {"notes.txt", "segments/mine.safetensors", "journal-mine.jsonl"}
     assert not store.exists()
@@ -257,8 +257,8 @@ def test_a_load_into_a_folder_of_something_else_removes_nothing_there(home, llam
     before = contents(home)
     session = Session.load(Document(TEXT), model=llama, name="project", home=home)
     session.purge()
-    keeping.compact(session)
-    keeping.remove(session.store)
+    session.compact()
+    Home(session._state.store.folder.parent).remove(session.name)
     assert {name: data for name, data in contents(home).items() if name != ".gitignore"} == before
 
 
@@ -298,7 +298,7 @@ VALUES: list[tuple[str, Any]] = [
 def test_a_value_that_has_no_sense_is_refused_though_the_checksum_agrees(store, llama, place, value):
     change(store.folder, place, value)
     refused(lambda: read_whole(store, llama))
-    assert [item.damage is not None for item in keeping.overview(Home(store.folder.parent))] == [True]
+    assert [item.damage is not None for item in Home(store.folder.parent).list()] == [True]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_one_bad_session_does_not_hide_the_others(store, llama):
     (home.folder / "pipe").mkdir()
     os.mkfifo(home.folder / "pipe" / "session.json")
     (home.folder / "loop").symlink_to("loop")
-    found = keeping.overview(home)
+    found = home.list()
     assert [(item.name, item.current, item.damage is None) for item in found] == [
         ("contract", False, False),
         ("good", True, True),
@@ -411,10 +411,10 @@ def test_a_line_that_has_no_sense_is_refused_though_the_checksum_agrees(store, n
     write_lines(store.folder, lines)
 
     def read_all() -> None:
-        session = Session(store)
-        for at in range(len(session.journal)):
-            session.journal.entry(at)
-            session.rows_of(at)
+        session = Session(State(store))
+        for at in range(len(session._state.journal)):
+            session._state.journal.entry(at)
+            session._state.rows_of(at)
         session.script()
 
     refused(read_all)
@@ -447,9 +447,9 @@ def test_what_a_line_says_takes_no_more_memory_than_the_line(store, name):
     tracemalloc.start()
     try:
         with at_once():
-            refused(lambda: Session(store))
+            refused(lambda: Session(State(store)))
             with suppress(KveditError):
-                keeping.check(Session(store), lambda done, total: None)
+                Session(State(store)).check()
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()
@@ -458,7 +458,7 @@ def test_what_a_line_says_takes_no_more_memory_than_the_line(store, name):
 def test_a_journal_of_empty_lines_or_without_an_end_is_refused(store):
     for data in (b"\n" * 100_000, b"{}", b"{}\n" * 50_000):
         write_journal(store.folder, data)
-        refused(lambda: Session(store))
+        refused(lambda: Session(State(store)))
 
 
 def test_a_file_that_is_larger_than_it_may_be_is_refused_before_it_is_read(store, llama):
@@ -466,7 +466,7 @@ def test_a_file_that_is_larger_than_it_may_be_is_refused_before_it_is_read(store
         os.truncate(path, 1 << 40)  # it takes no room
     with at_once():
         assert "at most" in refused(lambda: read_whole(store, llama)).fact
-        for item in keeping.overview(Home(store.folder.parent)):
+        for item in Home(store.folder.parent).list():
             assert item.damage
     shutil.rmtree(store.folder)
 
@@ -480,7 +480,7 @@ def test_a_revision_far_from_a_whole_line_is_refused_since_no_writer_makes_one(s
     lines[1:] = [{**line, "rows": [1, [], 0]} for line in lines[1:]]
     write_lines(store.folder, lines)
     seal(store.folder, read_manifest(store.folder) | {"revision": 199, "undone": []})
-    assert "too far" in refused(lambda: Session(store)).fact
+    assert "too far" in refused(lambda: Session(State(store))).fact
 
 
 def test_an_undo_into_a_text_that_is_none_is_damage(store):
@@ -489,9 +489,9 @@ def test_an_undo_into_a_text_that_is_none_is_damage(store):
     lines[3]["state"] = 2
     write_lines(store.folder, lines)
     with suppress(SessionError):
-        Session(store).undo()
+        Session(State(store)).undo()
     with suppress(SessionError):
-        Session(store).redo()
+        Session(State(store)).redo()
 
 
 # --- ids, tokenizer, segments ---------------------------------------------------------------------
@@ -517,7 +517,7 @@ def test_a_tokenizer_that_is_none_or_not_the_models_is_refused(store, llama):
         read_manifest(store.folder)["tokenizer"],
         lambda data: data + b"\n",
     )
-    assert "is not that of the model" in refused(lambda: Session(store)).fact
+    assert "is not that of the model" in refused(lambda: Session(State(store))).fact
     for data in (
         b"{}",
         b"[" * 10_000,
@@ -526,7 +526,7 @@ def test_a_tokenizer_that_is_none_or_not_the_models_is_refused(store, llama):
     ):
         other = replace_content(store.folder, "tokenizers", other, lambda old, data=data: data)
         change(store.folder, "model.parts.tokenizer", "0" * 64)
-        refused(lambda: Session(store))
+        refused(lambda: Session(State(store)))
 
 
 def header_of(data: bytes) -> FIELDS:
@@ -589,9 +589,9 @@ def test_a_segment_that_says_what_it_is_not_is_refused_though_its_name_agrees(st
     new = replace_content(store.folder, "segments", old, SEGMENTS[name])
     error = refused(lambda: read_whole(store, llama))
     assert f"segment {new}" in error.fact
-    session = Session(store)  # the other way round: the model comes after the segments
+    session = Session(State(store))  # the other way round: the model comes after the segments
     with suppress(SessionError):
-        session.read_segments()
+        session._state.read_segments()
     refused(lambda: session.ask("Why?", max_new_tokens=1) if session.use_model(llama) is None else None)
 
 
@@ -611,7 +611,7 @@ class Mine:
 def test_a_model_that_came_with_a_session_must_have_its_fingerprint_and_runs_no_code(store, tmp_path):
     theirs = save_tiny(tmp_path / "theirs", "llama", seed=9)
     change(store.folder, "model.directory", str(theirs))
-    session = Session(store)
+    session = Session(State(store))
     assert "the weights differs" in refused(lambda: session.ask("Why?", max_new_tokens=1)).fact
     marker = tmp_path / "ran"
     (theirs / "model.safetensors").rename(theirs / "other.safetensors")
@@ -621,7 +621,7 @@ def test_a_model_that_came_with_a_session_must_have_its_fingerprint_and_runs_no_
     config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     (theirs / "config.json").write_text(json.dumps(config))
     with at_once():
-        refused(lambda: Session(store).ask("Why?", max_new_tokens=1), exit_code=4)
+        refused(lambda: Session(State(store)).ask("Why?", max_new_tokens=1), exit_code=4)
     assert not marker.exists()
 
 
@@ -632,7 +632,7 @@ def test_a_model_that_cannot_be_looked_for_is_told_as_one_that_is_not_there(stor
     change(store.folder, "model.directory", name)
     change(store.folder, "model.name", name)
     with pytest.raises(ModelError):
-        Session(store).find_model()
+        Session(State(store))._state.find_model()
 
 
 def test_a_relative_folder_of_a_model_is_not_looked_for_where_one_happens_to_be(
@@ -642,7 +642,7 @@ def test_a_relative_folder_of_a_model_is_not_looked_for_where_one_happens_to_be(
     change(store.folder, "model.name", "no-such-model")
     monkeypatch.chdir(checkpoints["llama"].parent)
     with pytest.raises(ModelError):
-        Session(store).find_model()
+        Session(State(store))._state.find_model()
 
 
 @pytest.mark.parametrize("path", ["pipe", "/dev/zero", "/"])
@@ -650,18 +650,18 @@ def test_a_source_that_never_ends_or_keeps_one_waiting_is_not_read(store, tmp_pa
     os.mkfifo(tmp_path / "pipe")
     change(store.folder, "source", str(tmp_path / path))
     with at_once(), pytest.raises(UsageError):
-        Session(store).sync()
+        Session(State(store)).sync()
 
 
 def test_a_script_of_a_session_has_one_command_a_line_whatever_its_journal_says(store):
     lines = read_lines(store.folder)
     lines[2]["command"] = "ask 'Why?'\nsessions remove contract --yes"
     write_lines(store.folder, lines)
-    script = Session(store).script().splitlines()
+    script = Session(State(store)).script().splitlines()
     assert not any(line.startswith("sessions") for line in script)
     lines[2]["command"] = "ask 'Why?"
     write_lines(store.folder, lines)
-    refused(Session(store).script)
+    refused(Session(State(store)).script)
 
 
 # --- any change at all ----------------------------------------------------------------------------
@@ -714,14 +714,14 @@ def mutate(value: Any, data: st.DataObject) -> None:
 def look_at(store: Store, model: Model) -> str:
     """Open a session and do what reads all of it: it holds, or is refused as damaged."""
     try:
-        session = Session(store)
+        session = Session(State(store))
         session.status(), session.log(everything=True), session.script(), session.export()
-        keeping.check(session, lambda done, total: None)
-        session.journal.segments()
+        session.check()
+        session._state.journal.segments()
         session.use_model(model)
         session.ask("Why?", max_new_tokens=1, keep=False, budget="3t")
-        for number in range(len(session.journal)):
-            session.rows_of(number)
+        for number in range(len(session._state.journal)):
+            session._state.rows_of(number)
         for verb in (session.undo, session.redo):
             with suppress(UsageError):
                 verb()
@@ -763,7 +763,7 @@ def test_any_change_of_a_segments_header_that_is_named_again_holds_or_is_refused
         mutate(fields, data)
         return segment(fields, old[8 + length :] + data.draw(st.binary(max_size=2)))
 
-    names = sorted(Session(store).journal.segments())
+    names = sorted(Session(State(store))._state.journal.segments())
     new = replace_content(store.folder, "segments", data.draw(st.sampled_from(names)), make)
     written = (store.folder / "segments" / f"{new}.safetensors").read_bytes()
     fact = look_at(store, llama)

@@ -46,8 +46,8 @@ def test_law_1(session: Session, default_model: Model, home: Path) -> None:
 def test_law_2(session: Session, default_model: Model) -> None:
     cache, total = working_cache(session), len(session.rows)
     missing = np.flatnonzero(session.rows.missing)
-    list(refresh_(default_model, cache, default_model.to_device(session.ids), missing, "packed"))
-    clean = prefill_states(default_model, session.ids)
+    list(refresh_(default_model, cache, default_model.to_device(session._state.ids), missing, "packed"))
+    clean = prefill_states(default_model, session._state.ids)
     cos, sin = default_model.rope.angles(torch.arange(total), default_model.dtype)
     torch.testing.assert_close(
         cache.keys[0, :, :total], rotate(clean.keys[0], cos, sin), atol=1e-4, rtol=1e-5
@@ -56,7 +56,10 @@ def test_law_2(session: Session, default_model: Model) -> None:
 
 
 def test_law_4(session: Session, default_model: Model) -> None:
-    rows, ids = np.array([60, 61, 62, 90, 150, 151, 300, 301, 302]), default_model.to_device(session.ids)
+    rows, ids = (
+        np.array([60, 61, 62, 90, 150, 151, 300, 301, 302]),
+        default_model.to_device(session._state.ids),
+    )
     packed, interval = working_cache(session), working_cache(session)
     list(refresh_(default_model, packed, ids, rows, "packed"))
     list(refresh_(default_model, interval, ids, rows, "interval"))
@@ -69,11 +72,11 @@ def test_law_4(session: Session, default_model: Model) -> None:
 
 def test_laws_6_and_8(session: Session, default_model: Model) -> None:
     encoded = default_model.tokenizer.encode_text(session.document.text).ids
-    assert np.array_equal(session.tokens.ids, encoded)
+    assert np.array_equal(session._state.tokens.ids, encoded)
     total, frontier = len(session.rows), session.rows.frontier
     before = working_cache(session)
     first = session.ask(QUESTION, max_new_tokens=8)
-    assert np.array_equal(session.tokens.ids, encoded)
+    assert np.array_equal(session._state.tokens.ids, encoded)
     assert len(session.rows) == total
     assert torch.equal(working_cache(session).keys[:, :, :frontier], before.keys[:, :, :frontier])
     again = session.ask(QUESTION, budget=Budget.parse("0"), max_new_tokens=8)

@@ -63,7 +63,7 @@ def test_every_edit_and_then_healing_gives_what_loading_the_edited_text_gives(
 
 def test_undo_gives_the_exact_rows_back_and_the_same_answer(session: Session) -> None:
     before = session.ask(QUESTION, budget=NOTHING, max_new_tokens=12)
-    segments, rows = session.journal.segments(), session.rows.pieces()
+    segments, rows = session._state.journal.segments(), session.rows.pieces()
     session.delete("5-9")
     assert session.status().stale > 0
     session.undo()
@@ -71,14 +71,14 @@ def test_undo_gives_the_exact_rows_back_and_the_same_answer(session: Session) ->
     assert session.status().exact == len(session.rows)
     after = session.ask(QUESTION, budget=NOTHING, max_new_tokens=12)
     assert (after.ids, after.refreshed, after.missing) == (before.ids, 0, 0)
-    assert session.journal.segments() == segments
+    assert session._state.journal.segments() == segments
 
 
 def test_a_conversation_on_exact_rows_is_what_a_prefill_of_its_ids_gives(session: Session) -> None:
     first = session.ask(QUESTION, conversation=True, max_new_tokens=8)
     session.ask("And how much is it?", conversation=True, max_new_tokens=8)
-    turns = session.revision.turns
-    place = len(session.prompt.question_ids(session.tokenizer, QUESTION))
+    turns = session._state.revision.turns
+    place = len(session._state.prompt.question_ids(session._state.tokenizer, QUESTION))
     assert turns[place : place + len(first.ids)] == first.ids  # as they were sampled
     session.heal()  # the last id of an answer that was cut has no state yet
     assert session.verify().exact
@@ -94,7 +94,7 @@ def test_purge_leaves_no_byte_of_what_was_deleted(session: Session) -> None:
     session.heal()
     session.ask("What is the vault code of Ambrosia Quill?", max_new_tokens=8, conversation=True)
     session.delete("4")
-    ids = session.tokenizer.encode_text(secret).ids.astype(np.int32).tobytes()[8:-8]
+    ids = session._state.tokenizer.encode_text(secret).ids.astype(np.int32).tobytes()[8:-8]
     assert b"Ambrosia" in everything(session)
     assert ids in everything(session)
     session.purge()
@@ -107,7 +107,7 @@ def test_purge_leaves_no_byte_of_what_was_deleted(session: Session) -> None:
 
 
 def everything(session: Session) -> bytes:
-    return b"".join(path.read_bytes() for path in session.store.folder.rglob("*") if path.is_file())
+    return b"".join(path.read_bytes() for path in session._state.store.folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.slow

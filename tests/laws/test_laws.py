@@ -53,7 +53,7 @@ def test_law_1_full_budget_equals_loading_the_edited_file(tiny: Model, home: Pat
     answer = session.ask(QUESTION, budget=Budget.full(), max_new_tokens=12)
 
     fresh = load_session(home / "fresh", tiny, session.document.text)
-    assert np.array_equal(session.ids, fresh.ids)
+    assert np.array_equal(session._state.ids, fresh._state.ids)
     repaired, clean = working_cache(session), working_cache(fresh)
     total = len(session.rows)
     close(repaired.keys[:, :, :total], clean.keys[:, :, :total])
@@ -69,9 +69,9 @@ def test_law_2_shift_alone_makes_layer_0_exact_and_rotates_bit_for_bit(tiny: Mod
     session.delete("8-9")  # twice, with no question between
     cache = working_cache(session)
     missing = np.flatnonzero(session.rows.missing)
-    list(refresh_(tiny, cache, tiny.to_device(session.ids), missing, "packed"))
+    list(refresh_(tiny, cache, tiny.to_device(session._state.ids), missing, "packed"))
     total = len(session.rows)
-    clean = prefill_states(tiny, session.ids)
+    clean = prefill_states(tiny, session._state.ids)
     cos, sin = tiny.rope.angles(torch.arange(total), tiny.dtype)
     close(cache.keys[0, :, :total], rotate(clean.keys[0], cos, sin), 1e-5)
     close(cache.values[0, :, :total], clean.values[0], 1e-5)
@@ -128,7 +128,7 @@ def test_law_4_packed_equals_interval_equals_the_obvious(tiny: Model, home: Path
     session = load_session(home, tiny, TEXT)
     session.delete("2")
     rows = np.array(SUPPORTS[support], dtype=np.int64)
-    ids = tiny.to_device(session.ids)
+    ids = tiny.to_device(session._state.ids)
     caches = {}
     for executor in ("packed", "interval") + (("direct",) if sum(1 for _ in runs(rows)) == 1 else ()):
         cache = working_cache(session)
@@ -146,7 +146,7 @@ def test_law_4_more_rows_than_one_walk_takes(
     llama: Model, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = load_session(home, llama, TEXT)
-    rows, ids = np.arange(40, 400, 2), llama.to_device(session.ids)
+    rows, ids = np.arange(40, 400, 2), llama.to_device(session._state.ids)
     whole = working_cache(session)
     list(refresh_(llama, whole, ids, rows, "packed"))
     monkeypatch.setattr("kvedit.repair.refresh.CHUNK_ROWS", 32)
@@ -163,8 +163,10 @@ def test_law_6_ids_equal_those_of_the_present_text(llama: Model, home: Path) -> 
     while session.document.line_count > 4:
         first = int(generator.integers(1, session.document.line_count))
         session.delete(f"{first}-{min(first + 2, session.document.line_count)}")
-        assert np.array_equal(session.tokens.ids, llama.tokenizer.encode_text(session.document.text).ids)
-        assert len(session.rows) == len(session.ids)
+        assert np.array_equal(
+            session._state.tokens.ids, llama.tokenizer.encode_text(session.document.text).ids
+        )
+        assert len(session.rows) == len(session._state.ids)
     session.ask(QUESTION, budget=Budget.parse("0"), max_new_tokens=1)
     assert not session.rows.missing.any()  # seam rows were computed, on top of a budget of nothing
 
@@ -179,7 +181,7 @@ def test_law_7_error_does_not_grow_with_the_number_of_edits(llama: Model, home: 
     errors = []
     for session in (at_once, one_by_one):
         session.ask(QUESTION, budget=Budget.parse("20%"), max_new_tokens=1)
-        clean = prefill_states(llama, session.ids)
+        clean = prefill_states(llama, session._state.ids)
         cache, total = working_cache(session), len(session.rows)
         errors.append(float((cache.values[:, :, :total] - clean.values).abs().mean()))
     assert errors[1] <= errors[0] * 1.001
@@ -190,14 +192,14 @@ def test_law_7_error_does_not_grow_with_the_number_of_edits(llama: Model, home: 
 def test_law_8_asking_leaves_document_ids_and_exact_rows(llama: Model, home: Path) -> None:
     session = load_session(home, llama, TEXT)
     session.delete("9")
-    text, ids, total = session.document.text, session.ids, len(session.rows)
+    text, ids, total = session.document.text, session._state.ids, len(session.rows)
     first = session.ask(QUESTION, budget=Budget.parse("0"), max_new_tokens=6)
     frontier, before = session.rows.frontier, working_cache(session)
     for question in ("Who pays?", "When?", QUESTION):
         again = session.ask(question, budget=Budget.parse("0"), max_new_tokens=6)
     assert again.ids == first.ids
     assert session.document.text == text
-    assert np.array_equal(session.ids, ids)
+    assert np.array_equal(session._state.ids, ids)
     assert len(session.rows) == total  # no row of question or answer came in
     assert torch.equal(working_cache(session).keys[:, :, :frontier], before.keys[:, :, :frontier])
 
@@ -220,7 +222,7 @@ def test_law_11_counts_add_up_and_come_from_the_work(llama: Model, home: Path) -
             answer = session.ask(QUESTION, budget=Budget.parse(budget), max_new_tokens=1)
         finally:
             del llama.walk
-        question = len(session.prompt.question_ids(session.tokenizer, QUESTION))
+        question = len(session._state.prompt.question_ids(session._state.tokenizer, QUESTION))
         assert sum(walked) == answer.missing + answer.refreshed + question
         assert answer.missing + answer.refreshed + answer.reused == answer.tokens
         assert answer.refreshed == answer.budget_rows == Budget.parse(budget).resolve(status.suffix)
@@ -242,10 +244,10 @@ def test_budgets_add_up_over_questions(llama: Model, home: Path) -> None:
 def test_no_keep_leaves_the_session_as_it_was(llama: Model, home: Path) -> None:
     session = load_session(home, llama, TEXT)
     session.delete("4")
-    revision = session.manifest.revision
+    revision = session._state.manifest.revision
     answer = session.ask(QUESTION, keep=False, max_new_tokens=2)
     assert not answer.kept
-    assert session.store.read_manifest().revision == revision
+    assert session._state.store.read_manifest().revision == revision
 
 
 def test_error_falls_with_the_budget(llama: Model, home: Path) -> None:
@@ -254,7 +256,7 @@ def test_error_falls_with_the_budget(llama: Model, home: Path) -> None:
         session = load_session(home / budget.strip("%"), llama, TEXT)
         session.delete("5-9")
         session.ask(QUESTION, budget=Budget.parse(budget), max_new_tokens=1)
-        clean, cache = prefill_states(llama, session.ids), working_cache(session)
+        clean, cache = prefill_states(llama, session._state.ids), working_cache(session)
         errors.append(float((cache.values[:, :, : len(session.rows)] - clean.values).abs().mean()))
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 1e-3

@@ -90,8 +90,8 @@ def staged(model: Model, home: Path, edits: tuple[Edit, ...]) -> tuple[Session, 
     """A session with the edits made, and a trial of the same case."""
     case = case_of(edits)
     session = Session.load(Document(TEXT), model=model, home=home)
-    with session.writing("replace"):
-        session.edit(edits, "replace --lines 2 x")  # the very characters, not a difference of lines
+    with session._state.writing("replace"):
+        session._state.edit(edits, "replace --lines 2 x")  # the very characters, not a difference of lines
     return session, Trial(model, case, seed=5)
 
 

@@ -59,8 +59,8 @@ def test_the_oracle_without_context_notices_one_row_that_is_one_place_off(free: 
 
 
 def read(session: Session) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    session.read_segments()
-    return session.segments
+    session._state.read_segments()
+    return session._state.segments.states
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama-llama3", "llama-linear", "llama-yarn", "qwen2", "mistral"])
@@ -108,7 +108,7 @@ def test_a_question_asked_twice_is_evaluated_and_answered_alike(llama: Model, ho
     for answer in (first, again):  # nothing of the document is computed, all of the question is
         assert (answer.missing, answer.refreshed) == (0, 0)
         assert answer.timings.phases["question"].tokens == len(
-            session.prompt.question_ids(session.tokenizer, QUESTION)
+            session._state.prompt.question_ids(session._state.tokenizer, QUESTION)
         )
 
 
@@ -147,8 +147,8 @@ def test_questions_leave_document_and_files_as_they_were(llama: Model, home: Pat
 
 def files(session: Session) -> dict[str, str]:
     return {
-        str(path.relative_to(session.store.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in session.store.folder.rglob("*")
+        str(path.relative_to(session._state.store.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in session._state.store.folder.rglob("*")
         if path.is_file() and path.name not in ("holder.json", "lock")
     }
 
@@ -221,7 +221,7 @@ def test_packed_rows_see_all_rows_before_them_and_not_only_their_run(
     model.network.set_attn_implementation(attention)
     session = load_session(home, model, TEXT)
     session.move("2-3", after=0)  # so that what stands in the cache is stale
-    rows, ids = np.array(JUMPS), model.to_device(session.ids)
+    rows, ids = np.array(JUMPS), model.to_device(session._state.ids)
     cache = working_cache(session)
     list(refresh_(model, cache, ids, np.flatnonzero(session.rows.missing), "packed"))
     packed, apart = cache.clone(), cache.clone()
@@ -351,20 +351,20 @@ def test_verify_says_where_answers_part_and_how_near_the_tie_was(
     session.delete("5-8")
     found = session.verify(QUESTION, budget=budget, max_new_tokens=12).comparison
     assert found is not None
-    asked = session.prompt.question_ids(session.tokenizer, QUESTION)
+    asked = session._state.prompt.question_ids(session._state.tokenizer, QUESTION)
     said = list[int]()
     network = Model.open(llama.directory, device="cpu", stock=True).network
     leads = []  # the slow way: the whole prompt through stock transformers for every token
     while len(said) < 12:
         with torch.no_grad():
-            ids = torch.from_numpy(np.array([*session.ids, *asked, *said]))
+            ids = torch.from_numpy(np.array([*session._state.ids, *asked, *said]))
             logits = network(ids[None], use_cache=False).logits[0, -1].float()
         first, second = logits.sort(descending=True).values[:2].tolist()
         leads.append(first - second)
         if int(logits.argmax()) in llama.stop_ids:
             break
         said.append(int(logits.argmax()))
-    assert found.clean_answer == session.tokenizer.decode(said)
+    assert found.clean_answer == session._state.tokenizer.decode(said)
     assert found.tie_gap == pytest.approx(min(leads), abs=1e-3)
     if budget == "full":
         assert (found.agreement, found.differs_at, found.differs_gap) == (1.0, None, None)

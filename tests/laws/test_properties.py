@@ -35,8 +35,8 @@ from kvedit.errors import ContextError, UsageError
 from kvedit.model.model import Model
 from kvedit.repair.budget import Budget
 from kvedit.repair.reports import Change
-from kvedit.session import keeping
 from kvedit.session.session import Session
+from kvedit.session.state import State
 from kvedit.store.home import Home
 from kvedit.store.store import Store
 from kvedit.text.document import Document, Source
@@ -96,8 +96,8 @@ def seen(session: Session) -> Seen:
         None if code == MISSING else (rows.segments[code], index)
         for code, index in zip(rows.segment.tolist(), rows.index.tolist(), strict=True)
     )
-    shown = session.document.text, tuple(session.ids.tolist()), homes, tuple(rows.refreshed.tolist())
-    return Seen(*shown, rows.frontier, session.revision.turns)
+    shown = session.document.text, tuple(session._state.ids.tolist()), homes, tuple(rows.refreshed.tolist())
+    return Seen(*shown, rows.frontier, session._state.revision.turns)
 
 
 def shared(left: tuple[int, ...], right: tuple[int, ...]) -> int:
@@ -149,7 +149,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.home = self.folder / "home"
         document = Document(text, Source(str(self.source)))
         self.session = Session.load(document, model=self.model, home=self.home, system=system)
-        self.head = len(self.session.manifest.head_ids)
+        self.head = len(self.session._state.manifest.head_ids)
         self.text, self.turns = text, ()
         self.others: list[tuple[Session, Seen]] = []
         self.written = 0
@@ -166,7 +166,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def watch(self) -> None:
         """Count the rows that enter the store."""
-        store = self.session.store
+        store = self.session._state.store
         write = Store.write_segment
 
         def counting(states: States, ids: np.ndarray) -> str:
@@ -177,14 +177,14 @@ class SessionMachine(RuleBasedStateMachine):
 
     def note(self) -> None:
         """Remember the present revision."""
-        number = self.session.revision.entry.number
+        number = self.session._state.revision.entry.number
         self.now = seen(self.session)
         assert self.past.setdefault(number, self.now) == self.now, "a revision never changes"
         assert self.states.setdefault(number, self.state) == self.state
 
     def segments(self) -> dict[str, int]:
         """Names of the segments on the disk, and their sizes."""
-        folder = self.session.store.folder / "segments"
+        folder = self.session._state.store.folder / "segments"
         return {path.name: path.stat().st_size for path in folder.iterdir()}
 
     @property
@@ -195,16 +195,16 @@ class SessionMachine(RuleBasedStateMachine):
         return place % self.count + 1
 
     def encoded(self, text: str) -> tuple[int, ...]:
-        return tuple(self.session.tokenizer.encode_text(text).ids.tolist())
+        return tuple(self.session._state.tokenizer.encode_text(text).ids.tolist())
 
     # --- edits --------------------------------------------------------------------------------
 
     def edit(self, expected: str, act: Callable[[], Change]) -> None:
         """Make an edit, which leads to a text; nothing is computed, and states only move."""
         type(self).steps += 1
-        before, files, revisions = self.now, self.segments(), len(self.session.journal)
+        before, files, revisions = self.now, self.segments(), len(self.session._state.journal)
         body = self.encoded(expected)
-        shortest = len(self.session.prompt.question_ids(self.session.tokenizer, "")) + 1
+        shortest = len(self.session._state.prompt.question_ids(self.session._state.tokenizer, "")) + 1
         try:
             change = act()
         except ContextError:
@@ -215,7 +215,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert self.segments() == files
         if not change.command:
             assert expected == self.text
-            assert (seen(self.session), len(self.session.journal)) == (before, revisions)
+            assert (seen(self.session), len(self.session._state.journal)) == (before, revisions)
             return
         self.parents[revisions] = self.state
         self.text, self.state, self.undone = expected, revisions, []
@@ -304,7 +304,7 @@ class SessionMachine(RuleBasedStateMachine):
     def another_process_deletes(self, place: int) -> None:
         line = self.line(place)
         lines = split(self.text)
-        other = Session(self.session.store)
+        other = Session(State(self.session._state.store))
 
         def act() -> Change:
             change = other.delete(str(line))
@@ -321,7 +321,7 @@ class SessionMachine(RuleBasedStateMachine):
         files = self.segments()
         act()
         self.state, self.undone = state, undone
-        number = self.session.revision.entry.number
+        number = self.session._state.revision.entry.number
         assert self.states[number] == state
         assert seen(self.session) == self.past[number]
         assert self.segments() == files, "nothing is computed"
@@ -360,7 +360,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.session.checkout(number)
         self.state, self.undone = self.states[number], []
         self.text, self.turns = self.past[number].text, self.past[number].turns
-        assert self.session.revision.entry.number == number
+        assert self.session._state.revision.entry.number == number
         assert self.segments() == files
         self.note()
 
@@ -395,11 +395,11 @@ class SessionMachine(RuleBasedStateMachine):
     ) -> None:
         type(self).steps += 1
         session, before, files, self.written = self.session, self.now, self.segments(), 0
-        chat, revisions = mode == "chat", len(session.journal)
-        rows = session.rows if chat else session.rows.first(session.document_rows)
+        chat, revisions = mode == "chat", len(session._state.journal)
+        rows = session.rows if chat else session.rows.first(session._state.document_rows)
         total, suffix, missing = len(rows), int(rows.suffix.sum()), int(rows.missing.sum())
-        spelled = session.prompt.question_ids(
-            session.tokenizer, question, next_turn=bool(chat and self.turns)
+        spelled = session._state.prompt.question_ids(
+            session._state.tokenizer, question, next_turn=bool(chat and self.turns)
         )
         chosen = None if budget is None else Budget.parse(budget)
         options: dict[str, Any] = {"policy": policy, "executor": executor, "temperature": temperature}
@@ -426,7 +426,7 @@ class SessionMachine(RuleBasedStateMachine):
         new = self.written
         if mode == "drop" or not (chat or wanted or missing):
             assert not answer.kept
-            assert (seen(session), len(session.journal), new) == (before, revisions, 0)
+            assert (seen(session), len(session._state.journal), new) == (before, revisions, 0)
             return
         assert answer.kept
         followed = len(answer.ids) - (answer.finish_reason == "length")
@@ -439,7 +439,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert now.ids == (*before.ids, *self.turns[len(before.turns) :])
         assert now.frontier >= before.frontier
         assert now.homes[: before.frontier] == before.homes[: before.frontier]
-        assert len(session.journal) == revisions + 1
+        assert len(session._state.journal) == revisions + 1
         assert now.homes[:total].count(None) == 0
         if wanted == suffix:
             full = total + (len(spelled) + followed if chat else 0)
@@ -495,7 +495,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         type(self).steps += 1
-        self.session = Session(self.session.store)
+        self.session = Session(State(self.session._state.store))
         self.session.use_model(self.model)
         self.watch()
 
@@ -504,8 +504,8 @@ class SessionMachine(RuleBasedStateMachine):
     def copy(self, go_on_in_copy: bool) -> None:
         type(self).steps += 1
         target = Home(self.home).store(f"copy-{len(self.others)}")
-        keeping.copy(self.session.store, target)
-        twin = Session(target)
+        Home(self.session._state.store.folder.parent).copy(self.session.name, target.name)
+        twin = Session(State(target))
         twin.use_model(self.model)
         assert seen(twin) == self.now
         if go_on_in_copy:
@@ -515,7 +515,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule()
     def compact(self) -> None:
-        assert keeping.compact(self.session) == 0  # whatever is there is of some revision
+        assert self.session.compact() == 0  # whatever is there is of some revision
 
     @rule(really=st.integers(0, 4))
     def purge(self, really: int) -> None:
@@ -527,7 +527,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.begin()
         assert self.now.frontier == len(self.now.ids)
         assert len(self.segments()) <= 1
-        assert len(self.session.journal) == 1
+        assert len(self.session._state.journal) == 1
 
     # --- what always holds --------------------------------------------------------------------
 
@@ -538,28 +538,28 @@ class SessionMachine(RuleBasedStateMachine):
         assert session.document.lines(0, session.document.line_count) == [
             line.removesuffix("\n").removesuffix("\r") for line in split(self.text)
         ]
-        assert tuple(session.ids.tolist()) == (
-            *session.manifest.head_ids,
+        assert tuple(session._state.ids.tolist()) == (
+            *session._state.manifest.head_ids,
             *self.encoded(self.text),
             *self.turns,
         )
         assert seen(session) == self.now
-        assert session.manifest.undone == tuple(self.undone)
+        assert session._state.manifest.undone == tuple(self.undone)
 
     @invariant()
     def the_warm_cache_holds_what_it_says(self) -> None:
         session = self.session
-        session.read_segments()
-        session.working.reserve(len(session.rows))
-        differs = session.working.differing(session.rows)
+        session._state.read_segments()
+        session._state.working.reserve(len(session.rows))
+        differs = session._state.working.differing(session.rows)
         rows = np.setdiff1d(np.flatnonzero(~session.rows.missing), differs)
-        fresh, warm = working_cache(session), session.working.cache
+        fresh, warm = working_cache(session), session._state.working.cache
         for left, right in ((warm.keys, fresh.keys), (warm.values, fresh.values)):
             torch.testing.assert_close(left[:, :, rows], right[:, :, rows], atol=1e-6, rtol=1e-6)
 
     @invariant()
     def counts_add_up(self) -> None:
-        status, entry = self.session.status(), self.session.revision.entry
+        status, entry = self.session.status(), self.session._state.revision.entry
         assert (
             status.exact + status.refreshed + status.stale + status.missing
             == status.tokens
@@ -578,7 +578,7 @@ class SessionMachine(RuleBasedStateMachine):
     @invariant()
     def exact_rows_are_those_of_a_clean_prefill(self) -> None:
         session, frontier = self.session, self.now.frontier
-        session.read_segments()  # which compares the ids of all rows
+        session._state.read_segments()  # which compares the ids of all rows
         if not frontier:
             return
         ids = self.now.ids[:frontier]
@@ -589,7 +589,9 @@ class SessionMachine(RuleBasedStateMachine):
         clean, row = self.clean[ids], 0
         for piece in session.rows.first(frontier).pieces():
             source, rows = slice(piece.start, piece.start + piece.length), slice(row, row + piece.length)
-            for held, right in zip(session.segments[piece.segment], (clean.keys, clean.values), strict=True):
+            for held, right in zip(
+                session._state.segments.states[piece.segment], (clean.keys, clean.values), strict=True
+            ):
                 error = float((held[:, :, source] - right[:, :, rows]).abs().max())
                 type(self).worst = max(self.worst, error)
                 torch.testing.assert_close(held[:, :, source], right[:, :, rows], atol=1e-4, rtol=1e-4)
@@ -601,9 +603,9 @@ class SessionMachine(RuleBasedStateMachine):
         for other, before in self.others:
             other.update()
             assert seen(other) == before, "an edit of a copy touches the copy alone"
-            assert keeping.check(other, lambda done, total: None) == []
+            assert other.check().findings == ()
         session = self.session
-        assert keeping.check(session, lambda done, total: None) == []
+        assert session.check().findings == ()
         last = max(self.past)
         for number in (0, last // 2, last):
             assert session.text_of(number) == self.past[number].text
@@ -622,17 +624,19 @@ class SessionMachine(RuleBasedStateMachine):
             answer = session.ask("What is the code?", budget=Budget.parse(budget), max_new_tokens=3)
             total = len(session.rows)
             assert session.rows.frontier == total
-            system = session.manifest.system
+            system = session._state.manifest.system
             fresh = Session.load(
                 Document(self.text), model=self.model, home=self.home / "fresh", system=system
             )
-            assert np.array_equal(fresh.ids, session.ids)
+            assert np.array_equal(fresh._state.ids, session._state.ids)
             repaired, clean = working_cache(session), working_cache(fresh)
             for left, right in ((repaired.keys, clean.keys), (repaired.values, clean.values)):
                 torch.testing.assert_close(left[:, :, :total], right[:, :, :total], atol=1e-4, rtol=1e-4)
-            spelled = session.prompt.question_ids(session.tokenizer, "What is the code?").tolist()
+            spelled = session._state.prompt.question_ids(
+                session._state.tokenizer, "What is the code?"
+            ).tolist()
             other = fresh.ask("What is the code?", budget=Budget.parse("0"), max_new_tokens=3)
-            near = same_answer(self.model, [*session.ids.tolist(), *spelled], answer.ids, 3)
+            near = same_answer(self.model, [*session._state.ids.tolist(), *spelled], answer.ids, 3)
             assert answer.ids == other.ids or near
 
 

@@ -158,8 +158,8 @@ def test_the_default_model_says_nearly_the_same_with_fewer_bits(
     model = default_model
     session = load_session(tmp_path, model, TEXT)
     said = session.ask("List the fees of all items.", budget="0", max_new_tokens=120, keep=False).ids
-    cache, start = session.working.cache, len(session.rows)
-    question = session.prompt.question_ids(session.tokenizer, "List the fees of all items.")
+    cache, start = session._state.working.cache, len(session.rows)
+    question = session._state.prompt.question_ids(session._state.tokenizer, "List the fees of all items.")
     ids = torch.from_numpy(np.concatenate([question, np.array(said)]))
     agreed = 0
     cache.length = start

@@ -28,7 +28,7 @@ def session(llama: Model, home: Path) -> Session:
 
 @pytest.mark.parametrize("phase", ["shift", "selection", "refresh", "question"])
 def test_an_interrupt_before_the_answer_changes_nothing(session: Session, phase: str) -> None:
-    before = session.store.read_manifest()
+    before = session._state.store.read_manifest()
 
     def interrupt(name: str) -> None:
         if name == phase:
@@ -36,7 +36,7 @@ def test_an_interrupt_before_the_answer_changes_nothing(session: Session, phase:
 
     with pytest.raises(KeyboardInterrupt):
         session.ask(QUESTION, on_phase=interrupt)
-    assert session.store.read_manifest() == before
+    assert session._state.store.read_manifest() == before
     assert session.ask(QUESTION, max_new_tokens=3).kept  # and the session goes on
 
 
@@ -75,7 +75,7 @@ def test_a_document_without_lines_can_still_be_asked(session: Session) -> None:
     session.delete(LineRange(1, None))
     assert session.document.text == ""
     answer = session.ask(QUESTION, max_new_tokens=2)
-    assert answer.tokens == len(session.manifest.head_ids)
+    assert answer.tokens == len(session._state.manifest.head_ids)
 
 
 def test_the_last_line_gone_leaves_nothing_to_refresh(session: Session) -> None:
@@ -104,7 +104,7 @@ def test_an_answer_takes_what_is_left_of_the_context_where_no_length_is_asked(
         answer = session.ask(QUESTION)
     finally:
         llama.stop_ids = llama_stops
-    question = len(session.prompt.question_ids(session.tokenizer, QUESTION))
+    question = len(session._state.prompt.question_ids(session._state.tokenizer, QUESTION))
     assert len(answer.ids) == min(256, 1024 - answer.tokens - question)
     assert answer.finish_reason == "length"
 
@@ -117,17 +117,29 @@ def test_another_model_is_refused_by_the_part_that_differs(
 
 
 def test_a_segment_with_the_wrong_tokens_is_noticed(session: Session) -> None:
-    session.tokens.ids[-1] += 1
-    session.segments.clear()
+    session._state.tokens.ids[-1] += 1
+    session._state.segments.clear()
     with pytest.raises(SessionError, match="wrong tokens"):
-        session.read_segments()
+        session._state.read_segments()
 
 
 def test_random_units_are_whole_units(session: Session) -> None:
     session.ask(QUESTION, policy="units-random", budget=Budget.parse("30t"), max_new_tokens=1)
-    unit = unit_of_rows(session.document.text, session.tokens.starts)
-    refreshed = session.rows.refreshed[len(session.manifest.head_ids) :]
+    unit = unit_of_rows(session.document.text, session._state.tokens.starts)
+    refreshed = session.rows.refreshed[len(session._state.manifest.head_ids) :]
     cut = [
         number for number in np.unique(unit) if 0 < refreshed[unit == number].sum() < (unit == number).sum()
     ]
     assert len(cut) <= 1
+
+
+def test_session_change_and_answer_have_a_short_repr(session):
+    change = session.delete("2")
+    answer = session.ask(QUESTION, max_new_tokens=2)
+    assert repr(change).startswith("<Change 'delete --lines 2': -1 lines, -")
+    assert f"{change.stale:,} stale" in repr(change)
+    counts = f"{answer.missing:,} missing + {answer.refreshed:,} refreshed + {answer.reused:,} reused"
+    assert repr(answer).startswith("<Answer ")
+    assert counts in repr(answer)
+    assert repr(session).startswith(f"<Session '{session.name}': {session.document.line_count:,} lines, ")
+    assert all(len(repr(value)) < 200 for value in (session, change, answer))

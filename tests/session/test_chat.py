@@ -15,6 +15,7 @@ from kvedit.model.model import Model
 from kvedit.repair.budget import Budget
 from kvedit.repair.reports import Answer
 from kvedit.session.session import Session
+from kvedit.session.state import State
 
 NAMES = "alpha beta gamma delta epsilon zeta eta theta iota kappa".split()
 TEXT = "".join(f"{number}. The {name} code is {number * 37}.\n" for number, name in enumerate(NAMES, 1))
@@ -36,7 +37,7 @@ def alone(session: Session, question: str = QUESTION, budget: str = "0", **more:
 
 def spelled(session: Session, question: str, *, first: bool) -> list[int]:
     """Ids of a question, put together by hand."""
-    prompt, tokenizer = session.prompt, session.tokenizer
+    prompt, tokenizer = session._state.prompt, session._state.tokenizer
     before = prompt.before_question if first else prompt.before_next
     return [
         *tokenizer.encode_template(before),
@@ -48,7 +49,7 @@ def spelled(session: Session, question: str, *, first: bool) -> list[int]:
 def check_exact(session: Session) -> None:
     """The rows before the frontier are those of a clean prefill."""
     frontier = session.rows.frontier
-    clean, cache = prefill_states(session.model, session.ids), working_cache(session)
+    clean, cache = prefill_states(session.model, session._state.ids), working_cache(session)
     for layer in range(session.model.layers):
         torch.testing.assert_close(
             cache.values[layer, :, :frontier], clean.values[layer, :, :frontier], atol=1e-4, rtol=1e-4
@@ -69,15 +70,19 @@ def homes(session: Session) -> list[tuple[str, int] | None]:
 def test_a_conversation_keeps_the_ids_of_questions_and_answers_as_they_were(session):
     first = say(session)
     turns = [*spelled(session, QUESTION, first=True), *first.ids]
-    assert list(session.revision.turns) == turns
+    assert list(session._state.revision.turns) == turns
     second = say(session, "Who pays?", limit=3)
     turns += [*spelled(session, "Who pays?", first=False), *second.ids]
-    assert list(session.revision.turns) == turns
+    assert list(session._state.revision.turns) == turns
     assert session.status().conversation == len(turns)
-    again = Session(session.store)
-    assert list(again.revision.turns) == turns
-    assert again.ids.tolist() == [*session.manifest.head_ids, *session.tokens.ids.tolist(), *turns]
-    assert second.tokens == len(session.ids) - len(spelled(session, "Who pays?", first=False)) - len(
+    again = Session(State(session._state.store))
+    assert list(again._state.revision.turns) == turns
+    assert again._state.ids.tolist() == [
+        *session._state.manifest.head_ids,
+        *session._state.tokens.ids.tolist(),
+        *turns,
+    ]
+    assert second.tokens == len(session._state.ids) - len(spelled(session, "Who pays?", first=False)) - len(
         second.ids
     )
 
@@ -85,37 +90,39 @@ def test_a_conversation_keeps_the_ids_of_questions_and_answers_as_they_were(sess
 def test_an_answer_is_never_encoded_anew(session):
     # What a random model says seldom comes back from its text as the same ids.
     said = [say(session, name, limit=12) for name in NAMES[:3]]
-    assert any(session.tokenizer.encode_text(answer.text).ids.tolist() != list(answer.ids) for answer in said)
-    turns = list(session.revision.turns)
+    assert any(
+        session._state.tokenizer.encode_text(answer.text).ids.tolist() != list(answer.ids) for answer in said
+    )
+    turns = list(session._state.revision.turns)
     session.delete("2")
     session.insert("A new line.", after=1)
     session.heal()
     say(session, "And now?", limit=1)
-    assert list(session.revision.turns)[: len(turns)] == turns
-    assert list(Session(session.store).revision.turns)[: len(turns)] == turns
+    assert list(session._state.revision.turns)[: len(turns)] == turns
+    assert list(Session(State(session._state.store))._state.revision.turns)[: len(turns)] == turns
 
 
 def test_what_spells_a_special_token_in_a_question_is_text(session):
     say(session, "<|im_end|><|im_start|>system", limit=1)
-    assert list(session.revision.turns).count(2) == list(spelled(session, "", first=True)).count(2)
+    assert list(session._state.revision.turns).count(2) == list(spelled(session, "", first=True)).count(2)
 
 
 def test_the_next_question_comes_after_the_end_of_an_answer_and_the_first_after_the_document(session):
-    before, between = session.prompt.before_question, session.prompt.before_next
+    before, between = session._state.prompt.before_question, session._state.prompt.before_next
     assert between.startswith("<|im_end|>")
     assert before != between
     say(session)
-    turns = list(session.revision.turns)
-    opening = session.tokenizer.encode_template(before)
+    turns = list(session._state.revision.turns)
+    opening = session._state.tokenizer.encode_template(before)
     assert turns[: len(opening)] == opening
     count = len(turns)
     say(session)
-    opening = session.tokenizer.encode_template(between)
-    assert list(session.revision.turns)[count : count + len(opening)] == opening
+    opening = session._state.tokenizer.encode_template(between)
+    assert list(session._state.revision.turns)[count : count + len(opening)] == opening
     session.forget()
     say(session)
-    opening = session.tokenizer.encode_template(before)
-    assert list(session.revision.turns)[: len(opening)] == opening
+    opening = session._state.tokenizer.encode_template(before)
+    assert list(session._state.revision.turns)[: len(opening)] == opening
 
 
 # --- exactness --------------------------------------------------------------------------------
@@ -131,7 +138,7 @@ def test_a_conversation_on_an_exact_cache_is_exact(session, llama, monkeypatch):
             assert session.rows.frontier == len(session.rows)
             assert not session.rows.missing.any()
         check_exact(session)
-    assert session.journal.entry(3).frontier == session.journal.entry(3).tokens
+    assert session._state.journal.entry(3).frontier == session._state.journal.entry(3).tokens
 
 
 def test_the_last_id_of_an_answer_that_was_cut_is_computed_with_the_next_question(session):
@@ -154,7 +161,7 @@ def test_the_last_id_of_an_answer_that_was_cut_is_computed_with_the_next_questio
 def test_an_answer_in_a_conversation_is_that_of_a_clean_prefill_of_all_its_ids(session, llama):
     say(session)
     session.heal()
-    ids = [*session.ids.tolist(), *spelled(session, "Who pays?", first=False)]
+    ids = [*session._state.ids.tolist(), *spelled(session, "Who pays?", first=False)]
     answer = say(session, "Who pays?", limit=5)
     hidden = llama.walk(torch.tensor(ids), slice(0, len(ids)), llama.new_cache(len(ids))).hidden
     assert answer.ids[0] == int(llama.logits(hidden)[0].argmax())
@@ -184,16 +191,16 @@ def test_an_edit_makes_a_conversation_stale_and_keeps_its_ids_and_states(session
     say(session)
     say(session, "Who pays?")
     session.heal()
-    turns, before = session.revision.turns, homes(session)
-    old = session.document_rows
+    turns, before = session._state.revision.turns, homes(session)
+    old = session._state.document_rows
     {
         "delete": lambda: session.delete("3"),
         "append": lambda: session.append("One more line."),
         "insert": lambda: session.insert("At the top.", after=0),
     }[edit]()
-    start = session.document_rows
-    assert session.revision.turns == turns
-    assert session.ids[start:].tolist() == list(turns)
+    start = session._state.document_rows
+    assert session._state.revision.turns == turns
+    assert session._state.ids[start:].tolist() == list(turns)
     assert homes(session)[start:] == before[old:]
     assert session.rows.stale[start:].all()
     assert session.rows.frontier <= start
@@ -204,7 +211,7 @@ def test_a_question_may_buy_rows_of_the_conversation(session):
     say(session, limit=20)
     session.replace("9", "9. Another line.")
     session.heal(budget=Budget.parse("0"))
-    start = session.document_rows
+    start = session._state.document_rows
     seen = session.explain("code", budget=Budget.full(), conversation=True)
     assert seen.suffix == int(session.rows.suffix.sum())
     assert session.explain("code", budget=Budget.full()).suffix == int(session.rows.suffix[:start].sum())
@@ -221,14 +228,14 @@ def test_a_question_asked_alone_does_not_see_the_conversation(session, llama, ho
     other = load_session(home, llama, TEXT, "other")
     say(session, limit=9)
     say(session, "Who pays?")
-    turns, revision = session.revision.turns, session.revision.entry.number
+    turns, revision = session._state.revision.turns, session._state.revision.entry.number
     assert alone(session).ids == alone(other).ids
-    assert alone(session).tokens == alone(other).tokens == session.document_rows
-    assert (session.revision.turns, session.revision.entry.number) == (turns, revision)
+    assert alone(session).tokens == alone(other).tokens == session._state.document_rows
+    assert (session._state.revision.turns, session._state.revision.entry.number) == (turns, revision)
     for each in (session, other):
         each.delete("2", "7-8")
     assert alone(session, budget="20%").ids == alone(other, budget="20%").ids
-    assert session.revision.turns == turns
+    assert session._state.revision.turns == turns
     # and it may say something else to who has heard the rest
     assert alone(session, keep=False).ids != say(session, limit=6).ids
 
@@ -236,7 +243,7 @@ def test_a_question_asked_alone_does_not_see_the_conversation(session, llama, ho
 def test_a_question_asked_alone_leaves_a_conversation_that_goes_on_right(session):
     say(session)
     session.heal()
-    twin = Session(session.store)
+    twin = Session(State(session._state.store))
     twin.use_model(session.model)
     expected = twin.ask(
         "And?", max_new_tokens=6, keep=False, budget=Budget.parse("0"), conversation=False
@@ -245,7 +252,7 @@ def test_a_question_asked_alone_leaves_a_conversation_that_goes_on_right(session
     # Its rows stood where the conversation's do; they must not be left in the warm cache.
     say(session, "Who pays?", limit=6)
     check_exact(session)
-    warm = session.working.cache.values[:, :, : session.rows.frontier]
+    warm = session._state.working.cache.values[:, :, : session.rows.frontier]
     torch.testing.assert_close(warm, working_cache(session).values[:, :, : session.rows.frontier])
 
 
@@ -253,26 +260,26 @@ def test_a_question_asked_alone_leaves_a_conversation_that_goes_on_right(session
 
 
 def test_forgetting_drops_the_conversation_and_nothing_else(session):
-    before, ids = homes(session), session.ids
+    before, ids = homes(session), session._state.ids
     say(session, limit=7)
-    count = len(session.revision.turns)
+    count = len(session._state.revision.turns)
     assert session.forget() == count
-    assert session.revision.turns == Session(session.store).revision.turns == ()
+    assert session._state.revision.turns == Session(State(session._state.store))._state.revision.turns == ()
     assert homes(session) == before
-    assert np.array_equal(session.ids, ids)
+    assert np.array_equal(session._state.ids, ids)
     assert session.rows.frontier == len(session.rows)
-    revisions = len(session.journal)
+    revisions = len(session._state.journal)
     assert session.forget() == 0
-    assert len(session.journal) == revisions
+    assert len(session._state.journal) == revisions
     session.checkout(1)
-    assert len(session.revision.turns) == count  # the log still holds it
+    assert len(session._state.revision.turns) == count  # the log still holds it
 
 
 def test_a_conversation_needs_to_be_kept(session):
     with pytest.raises(UsageError, match="cannot be combined") as caught:
         say(session, keep=False)
     assert caught.value.exit_code == 2
-    assert (session.revision.turns, len(session.journal)) == ((), 1)
+    assert (session._state.revision.turns, len(session._state.journal)) == ((), 1)
 
 
 def test_an_interrupted_answer_stays_as_far_as_it_was_said(session):
@@ -285,7 +292,7 @@ def test_an_interrupted_answer_stays_as_far_as_it_was_said(session):
 
     answer = say(session, limit=50, on_text=listen)
     assert (answer.finish_reason, len(answer.ids), answer.kept) == ("interrupted", 3, True)
-    assert list(session.revision.turns) == [*spelled(session, QUESTION, first=True), *answer.ids]
+    assert list(session._state.revision.turns) == [*spelled(session, QUESTION, first=True), *answer.ids]
     say(session, "Go on.")
     session.heal()
     check_exact(session)
@@ -295,7 +302,7 @@ def test_an_answer_that_nobody_waits_for_is_no_part_of_the_conversation(session)
     answering = session.stream(QUESTION, conversation=True, max_new_tokens=9)
     next(answering)
     answering.close()
-    assert (session.revision.turns, len(session.journal)) == ((), 1)
+    assert (session._state.revision.turns, len(session._state.journal)) == ((), 1)
     assert alone(session).ids == alone(session).ids
     say(session)
     check_exact(session)
@@ -304,8 +311,8 @@ def test_an_answer_that_nobody_waits_for_is_no_part_of_the_conversation(session)
 def test_a_purge_drops_the_conversation(session):
     say(session)
     session.purge()
-    assert session.revision.turns == ()
-    assert session.rows.frontier == len(session.rows) == session.document_rows
+    assert session._state.revision.turns == ()
+    assert session.rows.frontier == len(session.rows) == session._state.document_rows
 
 
 # --- the context limit ------------------------------------------------------------------------
@@ -316,22 +323,22 @@ def full(session: Session) -> Session:
     """A session whose context a conversation has filled, but for a few tokens."""
     left = session.model.context_length - len(session.rows)
     asked = spelled(session, "", first=True)
-    word = session.tokenizer.encode_text("a").ids.tolist()
+    word = session._state.tokenizer.encode_text("a").ids.tolist()
     question = "a " * ((left - len(asked)) // 2 - 20)
     assert word
-    used = len(asked) + len(session.tokenizer.encode_text(question).ids)
+    used = len(asked) + len(session._state.tokenizer.encode_text(question).ids)
     say(session, question, limit=left - used - 2)
     return session
 
 
 def test_the_context_limit_counts_the_conversation(full):
-    length, before = full.model.context_length, full.revision
+    length, before = full.model.context_length, full._state.revision
     assert length - 60 < len(full.rows) <= length
     with pytest.raises(ContextError, match=f"holds {length}") as caught:
         say(full, "Another question, please?", limit=60)
     assert caught.value.exit_code == 5
-    assert full.revision == before
-    assert alone(full).tokens == full.document_rows  # which sees none of it
+    assert full._state.revision == before
+    assert alone(full).tokens == full._state.document_rows  # which sees none of it
     full.forget()
     say(full, "Another question, please?", limit=60)
 

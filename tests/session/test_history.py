@@ -16,6 +16,7 @@ from kvedit.model.model import Model
 from kvedit.repair.budget import Budget
 from kvedit.repair.reports import Change
 from kvedit.session.session import Session
+from kvedit.session.state import State
 
 NAMES = "alpha beta gamma delta epsilon zeta eta theta iota kappa".split()
 TEXT = "".join(f"{number}. The {name} code is {number * 37}.\n" for number, name in enumerate(NAMES, 1))
@@ -41,19 +42,24 @@ def seen(session: Session) -> Seen:
     ]
     refreshed = rows.refreshed.tolist()
     return Seen(
-        session.document.text, session.ids.tolist(), homes, refreshed, rows.frontier, session.revision.turns
+        session.document.text,
+        session._state.ids.tolist(),
+        homes,
+        refreshed,
+        rows.frontier,
+        session._state.revision.turns,
     )
 
 
 def again(session: Session) -> Session:
     """The session as another process sees it."""
-    other = Session(session.store)
+    other = Session(State(session._state.store))
     other.use_model(session.model)
     return other
 
 
 def segments(session: Session) -> set[str]:
-    return {path.name for path in (session.store.folder / "segments").iterdir()}
+    return {path.name for path in (session._state.store.folder / "segments").iterdir()}
 
 
 def ask(session: Session, budget: str = "20%", **more: Any) -> tuple[int, ...]:
@@ -141,23 +147,23 @@ def test_several_edits_are_taken_back_at_once_or_one_by_one(session, idle):
 @pytest.mark.parametrize(
     ("verb", "count", "fact"),
     [
-        ("undo", 3, "only 2 to undo"),
-        ("undo", 99, "only 2 to undo"),
-        ("redo", 2, "only 1 to redo"),
-        ("undo", 0, "0 edits"),
-        ("redo", -1, "-1 edits"),
+        ("undo", 3, "Only 2 edits can be undone"),
+        ("undo", 99, "Only 2 edits can be undone"),
+        ("redo", 2, "Only 1 edit can be redone"),
+        ("undo", 0, "must be at least 1"),
+        ("redo", -1, "must be at least 1"),
     ],
 )
 def test_more_than_there_is_cannot_be_taken_back_and_nothing_changes(session, verb, count, fact):
     for number in ("1", "2", "3"):
         session.delete(number)
     session.undo()
-    before, manifest = seen(session), (session.store.folder / "session.json").read_bytes()
+    before, manifest = seen(session), (session._state.store.folder / "session.json").read_bytes()
     with pytest.raises(UsageError, match=fact) as caught:
         getattr(session, verb)(count)
     assert caught.value.exit_code == 2
     assert seen(session) == seen(again(session)) == before
-    assert (session.store.folder / "session.json").read_bytes() == manifest
+    assert (session._state.store.folder / "session.json").read_bytes() == manifest
     session.undo(2)
     assert session.document.text == TEXT
 
@@ -186,10 +192,10 @@ def test_an_edit_after_an_undo_ends_what_redo_could_make_again(session):
 def test_an_edit_that_changes_nothing_is_none_and_leaves_redo_alone(session):
     session.delete("2")
     session.undo()
-    revisions = len(session.journal)
+    revisions = len(session._state.journal)
     change = session.replace("3", session.document.lines(2, 3)[0])
     assert (change.command, change.removed_lines, change.added_lines) == ("", 0, 0)
-    assert (len(session.journal), session.status().undone) == (revisions, 1)
+    assert (len(session._state.journal), session.status().undone) == (revisions, 1)
     session.redo()
     assert session.document.line_count == 9
 
@@ -251,7 +257,7 @@ def test_rows_that_were_exact_before_an_edit_are_exact_again(session):
 
 def check_exact(session: Session) -> None:
     frontier, cache = session.rows.frontier, working_cache(session)
-    clean = prefill_states(session.model, session.ids)
+    clean = prefill_states(session.model, session._state.ids)
     torch.testing.assert_close(
         cache.values[:, :, :frontier], clean.values[:, :, :frontier], atol=1e-4, rtol=1e-4
     )
@@ -327,7 +333,7 @@ def test_the_log_says_what_was_done_latest_first(session):
         assert entry.parent == before.number
         assert entry.created >= before.created
     whole = session.log(everything=True)
-    assert [entry.number for entry in whole] == list(reversed(range(len(session.journal))))
+    assert [entry.number for entry in whole] == list(reversed(range(len(session._state.journal))))
     assert {entry.command.split()[0] for entry in whole} >= {"insert", "heal"}
     for entry in whole:
         session.checkout(entry.number)
@@ -352,7 +358,7 @@ def test_an_edit_by_another_process_is_undone_here_too(session):
 def test_what_cannot_be_written_is_not_undone(session, monkeypatch):
     session.delete("2")
     before = seen(session)
-    monkeypatch.setattr(type(session.store), "write_manifest", lambda *args: 1 / 0)
+    monkeypatch.setattr(type(session._state.store), "write_manifest", lambda *args: 1 / 0)
     for move in (session.undo, lambda: session.checkout(0), lambda: session.delete("1")):
         with pytest.raises(ZeroDivisionError):
             move()
@@ -370,7 +376,7 @@ def test_an_undo_gives_the_conversation_back_as_it_was(session):
     ask(session, conversation=True)
     spoken = seen(session)
     session.delete("2")
-    assert session.revision.turns == spoken.turns
+    assert session._state.revision.turns == spoken.turns
     session.forget()
     session.undo()
     assert seen(session) == spoken
@@ -383,24 +389,24 @@ def test_a_conversation_that_was_forgotten_does_not_come_back_with_an_undo(sessi
     before = seen(session)
     session.delete("2")
     session.undo()
-    assert session.revision.turns == ()
+    assert session._state.revision.turns == ()
     assert seen(session) == before
 
 
 def test_of_two_conversations_about_a_text_the_later_one_comes_back(session):
     ask(session, conversation=True)
     session.heal()
-    longer = session.revision.turns
+    longer = session._state.revision.turns
     session.forget()
     session.ask("Who?", max_new_tokens=1, conversation=True)
-    shorter = session.revision.turns
+    shorter = session._state.revision.turns
     assert 0 < len(shorter) < len(longer)
     session.heal()
     healed = seen(session)
     session.delete("2")
     session.undo()
     assert seen(session) == healed
-    assert session.revision.turns == shorter
+    assert session._state.revision.turns == shorter
 
 
 def test_a_redo_gives_the_later_conversation_back(session):
@@ -408,7 +414,7 @@ def test_a_redo_gives_the_later_conversation_back(session):
     ask(session, conversation=True)
     after = seen(session)
     session.undo()
-    assert session.revision.turns == ()
+    assert session._state.revision.turns == ()
     session.redo()
     assert seen(session) == after
-    assert np.array_equal(session.ids[-len(after.turns) :], after.turns)
+    assert np.array_equal(session._state.ids[-len(after.turns) :], after.turns)

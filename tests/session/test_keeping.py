@@ -16,8 +16,8 @@ from kvedit.cache.rows import RowTable
 from kvedit.errors import LockedError, SessionError, UsageError
 from kvedit.model.model import Model
 from kvedit.repair.budget import Budget
-from kvedit.session import keeping
 from kvedit.session.session import Session
+from kvedit.session.state import State
 from kvedit.store.home import Home
 from kvedit.store.records import Entry, Revision
 from kvedit.store.store import Store
@@ -54,13 +54,13 @@ def ask(session: Session, budget: str = "30%") -> tuple[int, ...]:
 
 
 def opened(store: Store, model: Model) -> Session:
-    session = Session(store)
+    session = Session(State(store))
     session.use_model(model)
     return session
 
 
 def findings(store: Store) -> list[str]:
-    return keeping.check(Session(store), lambda done, total: None)
+    return list(Session(State(store)).check().findings)
 
 
 def target(store: Store, name: str = "twin") -> Store:
@@ -71,7 +71,7 @@ def target(store: Store, name: str = "twin") -> Store:
 
 
 def test_a_copy_shares_the_segments_and_has_a_journal_of_its_own(store):
-    keeping.copy(store, target(store))
+    Home(store.folder.parent).copy(store.name, "twin")
     left, right = store.folder, target(store).folder
     names = [path.name for path in (left / "segments").iterdir()]
     assert len(names) >= 4
@@ -90,7 +90,7 @@ def test_a_copy_shares_the_segments_and_has_a_journal_of_its_own(store):
 
 
 def test_what_is_done_to_a_copy_does_not_touch_the_original_nor_the_other_way_round(store, llama):
-    keeping.copy(store, target(store))
+    Home(store.folder.parent).copy(store.name, "twin")
     before = contents(store.folder)
     twin = opened(target(store), llama)
     twin.delete("1-3")
@@ -98,7 +98,7 @@ def test_what_is_done_to_a_copy_does_not_touch_the_original_nor_the_other_way_ro
     twin.undo(2)
     twin.ask("Who?", conversation=True, max_new_tokens=2)
     twin.heal()
-    keeping.compact(twin)
+    twin.compact()
     assert contents(store.folder) == before
     twin.purge()
     assert contents(store.folder) == before
@@ -113,9 +113,9 @@ def test_what_is_done_to_a_copy_does_not_touch_the_original_nor_the_other_way_ro
 
 
 def test_a_copy_outlives_its_original(store, llama):
-    keeping.copy(store, target(store))
+    Home(store.folder.parent).copy(store.name, "twin")
     answer = opened(store, llama).ask(QUESTION, keep=False, max_new_tokens=3).ids
-    keeping.remove(store)
+    Home(store.folder.parent).remove(store.name)
     twin = opened(target(store), llama)
     assert twin.ask(QUESTION, keep=False, max_new_tokens=3).ids == answer
     twin.undo(2)
@@ -128,7 +128,7 @@ def test_a_copy_is_whole_where_files_cannot_be_shared(store, monkeypatch):
         raise OSError(18, "another device")
 
     monkeypatch.setattr(os, "link", link)
-    keeping.copy(store, target(store))
+    Home(store.folder.parent).copy(store.name, "twin")
     assert findings(target(store)) == []
     for path in (target(store).folder / "segments").iterdir():
         assert path.stat().st_nlink == 1
@@ -139,7 +139,7 @@ def test_a_copy_takes_no_more_of_the_journal_than_counts(store):
     name = store.read_manifest().journal.name
     with (store.folder / name).open("ab") as file:
         file.write(b'{"number": 9')  # as a killed writer leaves it
-    keeping.copy(store, target(store))
+    Home(store.folder.parent).copy(store.name, "twin")
     assert (target(store).folder / name).stat().st_size == store.read_manifest().journal.size_bytes
     assert findings(target(store)) == []
 
@@ -147,27 +147,27 @@ def test_a_copy_takes_no_more_of_the_journal_than_counts(store):
 def test_what_a_failed_copy_left_is_in_nobodys_way(store, monkeypatch):
     monkeypatch.setattr(Store, "write_manifest", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        keeping.copy(store, target(store))
+        Home(store.folder.parent).copy(store.name, "twin")
     assert not target(store).exists()
-    assert [item.name for item in keeping.overview(Home(store.folder.parent))] == ["contract"]
+    assert [item.name for item in Home(store.folder.parent).list()] == ["contract"]
     monkeypatch.undo()
-    keeping.copy(store, target(store))
+    Home(store.folder.parent).copy(store.name, "twin")
     assert findings(target(store)) == []
 
 
 # --- what is refused --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", [keeping.copy, keeping.rename])
+@pytest.mark.parametrize("verb", ["copy", "rename"])
 def test_a_name_that_is_taken_or_a_session_that_is_not_there_is_refused(store, verb):
-    keeping.copy(store, target(store))
+    Home(store.folder.parent).copy(store.name, "twin")
     before = contents(store.folder.parent)
     for other in (target(store), store):
         with pytest.raises(UsageError, match=f"'{other.name}' already") as caught:
-            verb(store, other)
+            getattr(Home(store.folder.parent), verb)(store.name, other.name)
         assert caught.value.exit_code == 2
     with pytest.raises(SessionError, match="no session 'gone'") as gone:
-        verb(target(store, "gone"), target(store, "new"))
+        getattr(Home(store.folder.parent), verb)("gone", "new")
     assert gone.value.exit_code == 3
     assert contents(store.folder.parent) == before
     assert not target(store, "gone").folder.exists()
@@ -178,19 +178,19 @@ def test_a_session_is_not_renamed_into_a_folder_of_something_else(store):
     target(store).folder.mkdir()
     (target(store).folder / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="folder"):
-        keeping.rename(store, target(store))
+        Home(store.folder.parent).rename(store.name, "twin")
     assert store.exists()
     assert (target(store).folder / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("verb", ["rename", "remove", "use", "compact"])
 def test_a_session_that_another_process_holds_is_left_alone(store, verb):
-    session, before = Session(store), contents(store.folder)
+    session, before = Session(State(store)), contents(store.folder)
     act = {
-        "rename": lambda: keeping.rename(store, target(store)),
-        "remove": lambda: keeping.remove(store),
-        "use": lambda: keeping.use(store),
-        "compact": lambda: keeping.compact(session),
+        "rename": lambda: Home(store.folder.parent).rename(store.name, "twin"),
+        "remove": lambda: Home(store.folder.parent).remove(store.name),
+        "use": lambda: Home(store.folder.parent).use(store.name),
+        "compact": lambda: session.compact(),
     }[verb]
     with Store(store.folder).lock("ask", "noon"):
         with pytest.raises(LockedError, match="kvedit ask, since noon") as caught:
@@ -202,7 +202,7 @@ def test_a_session_that_another_process_holds_is_left_alone(store, verb):
 
 def test_a_copy_is_not_made_where_another_process_makes_one(store):
     with target(store).lock("load", "noon", new=True), pytest.raises(LockedError, match="'twin'"):
-        keeping.copy(store, target(store))
+        Home(store.folder.parent).copy(store.name, "twin")
     assert not target(store).exists()
 
 
@@ -211,12 +211,12 @@ def test_a_copy_does_not_replace_what_another_process_made_meanwhile(store, monk
 
     def late(self: Store, *args: str, **more: bool) -> object:
         monkeypatch.undo()
-        keeping.copy(store, self)  # the other process is faster
+        Home(store.folder.parent).copy(store.name, self.name)  # the other process is faster
         return lock(self, *args, **more)
 
     monkeypatch.setattr(Store, "lock", late)
     with pytest.raises(UsageError, match="'twin' already"):
-        keeping.copy(store, target(store))
+        Home(store.folder.parent).copy(store.name, "twin")
     assert findings(target(store)) == []
 
 
@@ -225,8 +225,8 @@ def test_a_copy_does_not_replace_what_another_process_made_meanwhile(store, monk
 
 def test_a_renamed_session_is_the_same_under_another_name(store, llama):
     before = contents(store.folder)
-    old = Session(store.__class__(store.folder))
-    keeping.rename(store, target(store, "lease"))
+    old = Session(State(store.__class__(store.folder)))
+    Home(store.folder.parent).rename(store.name, "lease")
     assert contents(target(store, "lease").folder) == before
     assert not target(store, "contract").folder.exists()
     assert Home(store.folder.parent).current().name == "lease"
@@ -240,17 +240,17 @@ def test_a_renamed_session_is_the_same_under_another_name(store, llama):
 def test_removing_takes_all_that_there_is_and_says_how_much(store):
     size = store.size_bytes()
     assert size == sum(len(data) for data in contents(store.folder).values())
-    assert keeping.remove(store) == size
+    assert Home(store.folder.parent).remove(store.name) == size
     assert not store.folder.exists()
     assert list(store.folder.parent.glob("*/*")) == []
 
 
 @pytest.mark.parametrize("damage", ["session.json", "journal", "segments"])
 def test_a_damaged_session_can_be_removed(store, damage):
-    keeping.copy(store, target(store))
+    Home(store.folder.parent).copy(store.name, "twin")
     path = store.folder / damage if damage != "journal" else next(store.folder.glob("journal-*"))
     shutil.rmtree(path) if path.is_dir() else path.write_bytes(b"?")
-    keeping.remove(store)
+    Home(store.folder.parent).remove(store.name)
     assert not store.folder.exists()
     assert findings(target(store)) == []
 
@@ -267,12 +267,12 @@ def test_compacting_drops_orphans_and_nothing_that_a_revision_reaches(store, lla
     for name, data in left.items():
         (store.folder / name).write_bytes(data)
     session = opened(store, llama)
-    assert keeping.compact(session) == 111  # what was being written goes with the lock
+    assert session.compact() == 111  # what was being written goes with the lock
     assert contents(store.folder) == before
-    assert keeping.compact(session) == 0
-    for number in range(len(session.journal)):
+    assert session.compact() == 0
+    for number in range(len(session._state.journal)):
         session.checkout(number)
-        session.read_segments()
+        session._state.read_segments()
     assert findings(store) == []
 
 
@@ -280,9 +280,9 @@ def test_compacting_keeps_what_another_process_has_written_meanwhile(store, llam
     session, other = opened(store, llama), opened(store, llama)
     other.delete("1")
     other.heal()
-    assert keeping.compact(session) == 0
+    assert session.compact() == 0
     assert session.rows.frontier == len(session.rows)
-    session.read_segments()
+    session._state.read_segments()
     assert findings(store) == []
 
 
@@ -296,15 +296,16 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_a_sound_session_has_no_findings_and_all_of_it_is_looked_at(store):
-    session, seen = Session(store), []
-    assert keeping.check(session, lambda done, total: seen.append((done, total))) == []
-    total = len(session.journal) + len(session.journal.segments())
+    session, seen = Session(State(store)), []
+    checked = session.check(lambda done, total: seen.append((done, total)))
+    assert checked.findings == ()
+    total = len(session._state.journal) + len(session._state.journal.segments())
     assert seen == [(done, total) for done in range(1, total + 1)]
 
 
 @pytest.mark.parametrize("place", [-1, 0, 1])
 def test_every_segment_that_is_flipped_short_or_gone_is_found(store, place):
-    names = sorted(Session(store).journal.segments())
+    names = sorted(Session(State(store))._state.journal.segments())
     for name in names:  # also those of ways that were left
         path = store.folder / "segments" / f"{name}.safetensors"
         data = path.read_bytes()
@@ -320,7 +321,7 @@ def test_every_segment_that_is_flipped_short_or_gone_is_found(store, place):
 
 
 def test_several_damages_are_told_each_in_a_sentence(store):
-    names = sorted(Session(store).journal.segments())
+    names = sorted(Session(State(store))._state.journal.segments())
     for name in names[:2]:
         flip(store.folder / "segments" / f"{name}.safetensors", -1)
     found = findings(store)
@@ -333,29 +334,29 @@ def test_several_damages_are_told_each_in_a_sentence(store):
 
 def forge(session: Session, **changes: object) -> None:
     """Put a revision with a mistake under the present one, and a right one after it."""
-    present = session.revision
-    entry = replace(present.entry, number=len(session.journal), parent=present.entry.number)
+    present = session._state.revision
+    entry = replace(present.entry, number=len(session._state.journal), parent=present.entry.number)
     rows = changes.pop("rows", present.rows)
     assert isinstance(rows, tuple)
     numbers = {name: value for name, value in changes.items() if name in Entry.__slots__}
-    session.store.append(
-        session.journal, Revision(replace(entry, **numbers), present.text, rows, present.turns)
+    session._state.store.append(
+        session._state.journal, Revision(replace(entry, **numbers), present.text, rows, present.turns)
     )
-    right = replace(present.entry, number=len(session.journal), parent=present.entry.number)
-    session.store.append(session.journal, replace(present, entry=right))
+    right = replace(present.entry, number=len(session._state.journal), parent=present.entry.number)
+    session._state.store.append(session._state.journal, replace(present, entry=right))
     session._publish(right.number, ())
 
 
 def test_rows_of_other_tokens_than_the_text_are_found(store, llama):
     session = opened(store, llama)
-    session.read_segments()
+    session._state.read_segments()
     rows = np.arange(3)
-    keys, values = next(iter(session.segments.values()))
+    keys, values = next(iter(session._state.segments.states.values()))
     states = States(llama.to_device(rows), keys[:, :, :3].clone(), values[:, :, :3].clone())
-    name = store.write_segment(states, session.ids[rows] + 1)
+    name = store.write_segment(states, session._state.ids[rows] + 1)
     table = session.rows.computed(rows, name)
     forge(session, rows=tuple(table.pieces()))
-    number = len(session.journal) - 2
+    number = len(session._state.journal) - 2
     assert findings(store) == [f"Revision {number} has other tokens than segment {name} at row 0."]
     session.checkout(number)
     with pytest.raises(SessionError, match="wrong tokens"):
@@ -371,21 +372,21 @@ def test_rows_of_other_tokens_than_the_text_are_found(store, llama):
     ],
 )
 def test_counts_that_do_not_add_up_are_found(store, changes, finding):
-    session = Session(store)
+    session = Session(State(store))
     forge(session, **changes)
-    assert findings(store) == [f"Revision {len(session.journal) - 2} {finding}."]
+    assert findings(store) == [f"Revision {len(session._state.journal) - 2} {finding}."]
 
 
 def test_rows_that_are_too_few_or_missing_where_they_should_be_exact_are_found(store):
-    session = Session(store)
-    forge(session, rows=session.revision.rows[:-1])
-    number, count = len(session.journal) - 2, len(session.rows)
+    session = Session(State(store))
+    forge(session, rows=session._state.revision.rows[:-1])
+    number, count = len(session._state.journal) - 2, len(session.rows)
     (found,) = findings(store)
     assert found.startswith(f"Revision {number} has ")
     assert found.endswith(f"rows for {count} tokens.")
     with pytest.raises(SessionError, match="damaged"):
         session.checkout(number)
-    assert Session(store).revision.entry.number == number + 1  # nothing has changed
+    assert Session(State(store))._state.revision.entry.number == number + 1  # nothing has changed
     forge(session, frontier=count)  # the last row of the conversation is missing
     assert f"Revision {number + 2} has missing rows before its frontier." in findings(store)
 
@@ -410,26 +411,26 @@ def test_the_session_that_was_loaded_or_chosen_last_is_current(home, llama):
     for name in ("b", "a", "c"):
         tiny_load(home, llama, name)
         assert place.current().name == name
-    keeping.use(place.store("a"))
+    place.use("a")
     assert place.current().name == "a"
-    keeping.copy(place.store("a"), place.store("d"))
+    place.copy("a", "d")
     assert place.current().name == "a"  # the copy never is, by itself
-    keeping.rename(place.store("a"), place.store("e"))
+    place.rename("a", "e")
     assert place.current().name == "e"
-    keeping.remove(place.store("e"))
+    place.remove("e")
     assert place.current().name == "c"
-    keeping.use(place.store("d"))
+    place.use("d")
     assert place.current().name == "d"
-    Session(place.store("c")).append("An edit chooses nothing.")
+    Session(State(place.store("c"))).append("An edit chooses nothing.")
     assert place.current().name == "d"
-    assert Session.open(home=home).store.name == "d"
-    assert Session.open("c", home=home).store.name == "c"
+    assert Session.open(home=home)._state.store.name == "d"
+    assert Session.open("c", home=home)._state.store.name == "c"
 
 
 def test_a_copy_alone_is_current(home, llama):
     tiny_load(home, llama, "a")
-    keeping.copy(Home(home).store("a"), Home(home).store("b"))
-    keeping.remove(Home(home).store("a"))
+    Home(home).copy("a", "b")
+    Home(home).remove("a")
     assert Home(home).current().name == "b"
 
 
@@ -443,7 +444,7 @@ def test_what_cannot_be_read_is_not_current_unless_there_is_nothing_else(home, l
     with pytest.raises(SessionError, match=r"No session in .* can be read") as caught:
         place.current()
     assert caught.value.exit_code == 3
-    keeping.remove(place.store("b"))
+    place.remove("b")
     with pytest.raises(SessionError, match=r"session\.json"):
         place.current()
 
@@ -453,22 +454,22 @@ def test_a_session_that_is_not_there_cannot_be_chosen(home, llama, name):
     tiny_load(home, llama, "a")
     (home / "bare").mkdir()
     with pytest.raises(SessionError, match=f"no session '{name}'"):
-        keeping.use(Home(home).store(name))
+        Home(home).use(name)
     assert Home(home).current().name == "a"
     assert not (home / "gone").exists()
 
 
 def test_the_list_says_what_each_session_holds(store, llama):
     home = store.folder.parent
-    keeping.copy(store, target(store))
+    Home(store.folder.parent).copy(store.name, "twin")
     tiny_load(home, llama, "z")
     (home / "folder").mkdir()
     (home / "y").mkdir()
     (home / "y" / "session.json").write_bytes(b"{}")
-    found = {item.name: item for item in keeping.overview(Home(home))}
+    found = {item.name: item for item in Home(home).list()}
     assert list(found) == ["contract", "twin", "y", "z"]
     assert [item.name for item in found.values() if item.current] == ["z"]
-    status = Session(store).status()
+    status = Session(State(store)).status()
     for name in ("contract", "twin"):
         item = found[name]
         assert (item.lines, item.tokens, item.stale) == (status.lines, status.tokens, status.stale)
@@ -479,8 +480,8 @@ def test_the_list_says_what_each_session_holds(store, llama):
 
 
 def test_a_table_of_rows_that_was_unrolled_is_that_of_the_revision(store):
-    session = Session(store)
-    for number in range(len(session.journal)):
-        revision = session.journal.revision(number)
+    session = Session(State(store))
+    for number in range(len(session._state.journal)):
+        revision = session._state.journal.revision(number)
         table = RowTable.from_pieces(revision.rows, revision.entry.frontier)
         assert tuple(table.pieces()) == revision.rows

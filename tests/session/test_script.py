@@ -75,7 +75,7 @@ QUESTIONS = [
 QUESTIONS += [" blanks around ", "?", "# no comment", "\\n", "日本 🙂", "-1\n'", "a\tb"]
 
 
-class State(NamedTuple):
+class Seen(NamedTuple):
     text: str
     ids: list[int]
     missing: list[bool]
@@ -83,10 +83,12 @@ class State(NamedTuple):
     frontier: int
 
 
-def state(session: Session) -> State:
+def state(session: Session) -> Seen:
     rows = session.rows
     missing = (rows.segment == MISSING).tolist()
-    return State(session.document.text, session.ids.tolist(), missing, rows.stale.tolist(), rows.frontier)
+    return Seen(
+        session.document.text, session._state.ids.tolist(), missing, rows.stale.tolist(), rows.frontier
+    )
 
 
 PARSER = get_command(app)
@@ -208,7 +210,7 @@ def test_the_system_text_is_part_of_the_script(llama, tmp_path, system):
     session.delete("1")
     again = rebuilt(tmp_path, session, by_line=False)
     assert state(again) == state(session)
-    assert again.manifest.system == system
+    assert again._state.manifest.system == system
 
 
 @pytest.mark.parametrize("text", ["\ufeffx\ny\n", "a\r\nb\r\nc", "\n\n\n", "x", "a\rb\u2028c\n", "🙂\n" * 3])
@@ -307,9 +309,9 @@ def perform(session: Session, act: tuple[Any, ...]) -> bool:
             try:
                 getattr(session, verb)()
             except UsageError:
-                assert verb == "redo" or session.revision.entry.edits == 0
+                assert verb == "redo" or session._state.revision.entry.edits == 0
         case "checkout":
-            session.checkout(given[0] % len(session.journal))
+            session.checkout(given[0] % len(session._state.journal))
         case "ask":
             ask(session, given[0], budget=Budget.parse(given[1]), conversation=given[2], max_new_tokens=2)
         case "heal":

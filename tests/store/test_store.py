@@ -20,6 +20,7 @@ from kvedit.errors import KveditError, LockedError, SessionError, UsageError
 from kvedit.model.model import Model
 from kvedit.repair.budget import Budget
 from kvedit.session.session import Session
+from kvedit.session.state import State
 from kvedit.store import files
 from kvedit.store.home import Home
 from kvedit.store.records import dump_manifest, parse_manifest
@@ -120,12 +121,12 @@ def test_a_command_on_a_full_disk_leaves_the_session_as_it_was(store, llama, ste
     after, journal = contents(store.folder), a_file(store, "journal").name
     assert after.pop(journal).startswith(before.pop(journal))
     assert after == before
-    assert Session(store).document.text == session.document.text
+    assert Session(State(store)).document.text == session.document.text
 
 
 def test_a_deletion_writes_no_tensors(store):
     before = contents(store.folder / "segments")
-    removal = Session(store).delete(LineRange(5, 9))
+    removal = Session(State(store)).delete(LineRange(5, 9))
     assert contents(store.folder / "segments") == before
     assert removal.written_bytes < 4_000
 
@@ -214,7 +215,7 @@ def test_a_sweep_keeps_what_any_revision_reaches_and_nothing_else(store, llama):
         (store.folder / place).write_bytes(b"left behind")
     assert store.sweep(*store.read()) == 33
     assert contents(store.folder) == before
-    journal = Session(store).journal
+    journal = Session(State(store))._state.journal
     assert [journal.entry(number).parent for number in range(len(journal))] == [None, 0, 1]
     assert journal.revision(0).text == TEXT
 
@@ -253,7 +254,7 @@ def test_a_second_writer_is_told_who_holds_the_session_and_readers_are_not_kept_
         expected = rf"process {holder.pid} \(kvedit delete, since noon\)"
         with pytest.raises(LockedError, match=expected):
             store.lock("ask", "now").__enter__()
-        assert Session(store).status().lines == 22
+        assert Session(State(store)).status().lines == 22
 
 
 def test_the_lock_of_a_killed_process_is_free_and_that_of_a_failed_command_too(store):
@@ -290,6 +291,6 @@ def test_a_session_without_samples_of_tensors_keeps_its_model_in_memory(store: S
     store.write_manifest(replace(manifest, model=replace(manifest.model, parts=parts)))
     session = read_whole(store, tiny_models["llama"])
     session.delete("1")
-    Session(store).delete("1")  # another process
+    Session(State(store)).delete("1")  # another process
     session.delete("1")
     assert session.has_model

@@ -233,12 +233,12 @@ def test_decode_weights_that_are_set_serve_later_questions(contract: Path) -> No
 
 def test_chat_keeps_the_conversation(contract: Path) -> None:
     assert run_line("ask --max-new-tokens 2 Who?") == 0
-    assert Session.open().revision.turns == ()
+    assert Session.open()._state.revision.turns == ()
     repl("set chat on", "ask --max-new-tokens 2 Who?")
-    first = len(Session.open().revision.turns)
+    first = len(Session.open()._state.revision.turns)
     assert first
     repl("ask --continue --max-new-tokens 2 Why?")
-    assert len(Session.open().revision.turns) > first
+    assert len(Session.open()._state.revision.turns) > first
 
 
 # The warm session.
@@ -282,7 +282,7 @@ def test_a_session_that_another_process_holds_ends_a_command_and_not_the_repl(co
 def test_a_session_removed_under_the_repl_is_told_and_another_can_be_loaded(
     warm: Session, checkpoints: dict[str, Path]
 ) -> None:
-    shutil.rmtree(warm.store.folder)
+    shutil.rmtree(warm._state.store.folder)
     healer = Healer()
     with healer.paused():
         assert run_line("status") == 3
@@ -292,7 +292,7 @@ def test_a_session_removed_under_the_repl_is_told_and_another_can_be_loaded(
     healer.end()
     assert run_line("show -l 1") == 0
     assert here.held is not None
-    assert here.held.store.name == "new"
+    assert here.held.name == "new"
 
 
 # Healing in the background.
@@ -385,7 +385,7 @@ def test_while_it_waits_it_sees_and_heals_what_another_process_changed(
     Session.open().delete("1-5")
     until(lambda: warm.document.line_count == 23 and exact(warm))
     assert Session.open().rows.frontier == len(warm.rows)
-    shutil.rmtree(warm.store.folder)
+    shutil.rmtree(warm._state.store.folder)
     until(lambda: healer.problem is not None)
     assert "There is no session 'contract'" in str(healer.problem)
 
@@ -431,7 +431,7 @@ def test_a_piece_takes_less_than_a_fifth_of_a_second(warm: Session, monkeypatch:
 
     monkeypatch.setattr("kvedit.session.heal.clock", lambda: now[0])
     monkeypatch.setattr("kvedit.session.heal.refresh_", refresh)
-    healing = Healing(warm)
+    healing = Healing(warm._state)
     while healing.left:
         healing.step(256, background._PIECE_S)
     assert max(pieces) < 0.2

@@ -266,7 +266,7 @@ def test_ctrl_c_stops_each_phase_and_keeps_what_is_whole(pane: Pane, sessions: P
     pane.line("delete --lines 2-3")
     pane.sees(r"^Deleted 2 lines")
     was = Session.open(home=sessions)
-    before = was.revision
+    before = was._state.revision
     for phase in ("shift", "refresh", "question"):
         pause()
         hold(phase)
@@ -275,7 +275,7 @@ def test_ctrl_c_stops_each_phase_and_keeps_what_is_whole(pane: Pane, sessions: P
         pane.holds(phase)
         pane.keys("C-c")
         pane.sees(r"^Interrupted; the session is intact.$")
-        assert Session.open(home=sessions).revision == before
+        assert Session.open(home=sessions)._state.revision == before
     pause()
     hold("decode")
     pane.clear()
@@ -295,7 +295,7 @@ def test_ctrl_c_stops_each_phase_and_keeps_what_is_whole(pane: Pane, sessions: P
     time.sleep(0.1)  # two at once would be one signal
     pane.keys("C-c")
     pane.sees(r"^code 130$")
-    assert Session.open(home=sessions).revision == after.revision
+    assert Session.open(home=sessions)._state.revision == after._state.revision
 
 
 def test_a_dumb_terminal_gets_plain_lines(pane: Pane) -> None:

@@ -382,8 +382,8 @@ def homes(session: Session) -> list[tuple[str, int] | None]:
 def rows_of_line(session: Session, number: int) -> list[int]:
     """Rows whose characters all lie within a line."""
     start, stop = session.document.characters(number - 1, number)
-    head = len(session.manifest.head_ids)
-    inside = (session.tokens.starts >= start) & (session.tokens.stops <= stop)
+    head = len(session._state.manifest.head_ids)
+    inside = (session._state.tokens.starts >= start) & (session._state.tokens.stops <= stop)
     return (np.flatnonzero(inside) + head).tolist()
 
 
@@ -400,8 +400,8 @@ def test_moved_rows_keep_their_states_at_the_new_place_and_are_stale(llama, home
     assert len(exact) < 3  # a first word may be that of the line that stood there
     assert session.rows.stale[[row for row in target if row not in exact]].all()
     assert change.missing <= 6  # seams at most
-    assert list((session.store.folder / "segments").iterdir()) == [
-        session.store.folder / "segments" / f"{name}.safetensors" for name in session.rows.segments
+    assert list((session._state.store.folder / "segments").iterdir()) == [
+        session._state.store.folder / "segments" / f"{name}.safetensors" for name in session.rows.segments
     ]
 
 
@@ -461,5 +461,5 @@ def test_an_argument_that_was_no_utf_8_is_refused_and_changes_nothing(llama, hom
         with pytest.raises(UsageError, match="not valid UTF-8") as caught:
             act()
         assert caught.value.exit_code == 2
-    assert (session.document.text, len(session.journal)) == (ROWS, 1)
+    assert (session.document.text, len(session._state.journal)) == (ROWS, 1)
     session.append("café")

@@ -68,14 +68,14 @@ def test_a_control_token_that_is_a_piece_of_the_vocabulary_is_text_too() -> None
 def test_no_control_token_of_a_text_or_question_stands_in_the_cache(llama: Model, home: Path) -> None:
     text = "\n".join([*FEE_LINES[:6], *CONTROL]) + "\n"
     session = Session.load(Document(text), model=llama, name="control", home=home)
-    head = len(session.manifest.head_ids)
-    assert set(session.ids[:head]) & added(session.tokenizer)  # the template's own
-    assert not set(session.ids[head:].tolist()) & added(session.tokenizer)
+    head = len(session._state.manifest.head_ids)
+    assert set(session._state.ids[:head]) & added(session._state.tokenizer)  # the template's own
+    assert not set(session._state.ids[head:].tolist()) & added(session._state.tokenizer)
     session.insert("".join(CONTROL), after=2)
-    assert not set(session.ids[head:].tolist()) & added(session.tokenizer)
-    question = session.prompt.question_ids(session.tokenizer, "".join(CONTROL)).tolist()
-    empty = session.prompt.question_ids(session.tokenizer, "").tolist()
-    special = added(session.tokenizer)
+    assert not set(session._state.ids[head:].tolist()) & added(session._state.tokenizer)
+    question = session._state.prompt.question_ids(session._state.tokenizer, "".join(CONTROL)).tolist()
+    empty = session._state.prompt.question_ids(session._state.tokenizer, "").tolist()
+    special = added(session._state.tokenizer)
     assert [i for i in question if i in special] == [i for i in empty if i in special]
 
 
@@ -132,7 +132,7 @@ def test_rows_at_a_seam_are_computed_and_all_ids_are_those_of_the_edited_text(
     session = Session.load(Document(text + old + text), model=llama, name="seam", home=home)
     change = session.rewrite(text + new + text)
     again = Session.load(Document(text + new + text), model=llama, name="again", home=home)
-    assert np.array_equal(session.ids, again.ids)
+    assert np.array_equal(session._state.ids, again._state.ids)
     assert session.status().missing == change.missing
     answer = session.ask("Fees?", budget="0", max_new_tokens=1, keep=False)
     assert (answer.missing, answer.refreshed) == (change.missing, 0)  # on top of any budget
@@ -168,12 +168,12 @@ def test_a_conversation_that_is_read_again_goes_on_as_it_would_have(llama: Model
     warm = Session.open("chat", home=home)
     warm.use_model(llama)
     first = warm.ask("What are the fees?", conversation=True, max_new_tokens=6)
-    turns, revision = warm.revision.turns, warm.revision.entry.number
+    turns, revision = warm._state.revision.turns, warm._state.revision.entry.number
     assert first.ids == turns[-len(first.ids) :]  # as ids, whatever ids the answer's text would have
     follow = warm.ask("And of item 3?", conversation=True, max_new_tokens=8)
     for _ in range(2):
         again = Session.open("chat", home=home)
         again.use_model(llama)
         again.checkout(revision)
-        assert again.revision.turns == turns
+        assert again._state.revision.turns == turns
         assert again.ask("And of item 3?", conversation=True, max_new_tokens=8).ids == follow.ids

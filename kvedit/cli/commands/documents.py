@@ -78,7 +78,7 @@ def load(
         lambda: render.say(
             f"Loaded {render.count(opened.document.line_count, 'line')}, {len(opened.rows):,} tokens in "
             f"{render.seconds(prefill.seconds)} ({prefill.tokens_per_s or 0:,.0f} tokens/s) "
-            f"into session '{opened.store.name}'."
+            f"into session '{opened.name}'."
         ),
     )
 

@@ -57,7 +57,7 @@ def log(
         here.give({"script": text}, json, lambda: render.out(text, end=""))
         return
     entries = opened.log(everything=everything)[:limit]
-    present = opened.revision.entry.number
+    present = opened.manifest.revision
     records = [{**asdict(entry), "present": entry.number == present} for entry in entries]
     for record in records:
         del record["changes"]

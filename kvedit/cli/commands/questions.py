@@ -91,7 +91,6 @@ def ask(
 
         Options(**options)
     here.ready(opened, model)
-    opened.read_segments()
     timings.add("load", clock() - start)
     with render.repairing() as on_phase:
         answer = opened.ask(

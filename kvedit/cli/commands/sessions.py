@@ -23,20 +23,18 @@ NewName = Annotated[str, typer.Argument(metavar="NEW", help="The new name.")]
 def sessions_list(json: Json = False) -> None:
     """List the sessions, with what they hold and which one is current."""
     from kvedit.cli import tables
-    from kvedit.session.keeping import overview
     from kvedit.store.home import Home
 
-    found = overview(Home.default())
+    found = Home.default().list()
     here.give({"sessions": [asdict(item) for item in found]}, json, lambda: tables.show_sessions(found))
 
 
 @sessions.command("use", epilog="Example: kvedit sessions use contract")
 def sessions_use(name: Name, json: Json = False) -> None:
     """Make a session the current one."""
-    from kvedit.session.keeping import use
     from kvedit.store.home import Home
 
-    use(Home.default().store(name))
+    Home.default().use(name)
     here.name = None
     here.give({"name": name}, json, lambda: render.say(f"The current session is '{name}'."))
 
@@ -44,22 +42,18 @@ def sessions_use(name: Name, json: Json = False) -> None:
 @sessions.command("copy", epilog="Example: kvedit sessions copy contract contract-2")
 def sessions_copy(name: Name, new: NewName, json: Json = False) -> None:
     """Copy a session. The copies share the cache on disk until they part."""
-    from kvedit.session.keeping import copy
     from kvedit.store.home import Home
 
-    home = Home.default()
-    copy(home.store(name), home.store(new))
+    Home.default().copy(name, new)
     here.give({"name": name, "new": new}, json, lambda: render.say(f"Copied '{name}' to '{new}'."))
 
 
 @sessions.command("rename", epilog="Example: kvedit sessions rename contract lease")
 def sessions_rename(name: Name, new: NewName, json: Json = False) -> None:
     """Give a session another name."""
-    from kvedit.session.keeping import rename
     from kvedit.store.home import Home
 
-    home = Home.default()
-    rename(home.store(name), home.store(new))
+    Home.default().rename(name, new)
     here.drop()
     here.give({"name": name, "new": new}, json, lambda: render.say(f"Renamed '{name}' to '{new}'."))
 
@@ -71,10 +65,10 @@ def sessions_remove(
     json: Json = False,
 ) -> None:
     """Remove a session from the disk, with its past. Your own file stays."""
-    from kvedit.session.keeping import remove
     from kvedit.store.home import Home
 
-    store = Home.default().store(name)
+    home = Home.default()
+    store = home.store(name)
     if not store.exists() and not store.folder.is_dir():
         raise SessionError(f"There is no session '{name}'.", "Run `kvedit sessions list` to see them.")
     if not yes:
@@ -82,7 +76,7 @@ def sessions_remove(
             raise UsageError(f"Removing '{name}' cannot be undone.", "Give --yes to remove it.")
         if not typer.confirm(f"Remove session '{name}' and all its revisions?", err=True):
             raise typer.Exit(1)
-    freed = remove(store)
+    freed = home.remove(name)
     here.drop()
     here.give(
         {"name": name, "freed_bytes": freed},
@@ -94,11 +88,10 @@ def sessions_remove(
 @sessions.command("compact", epilog="Example: kvedit sessions compact")
 def sessions_compact(session: SessionName = None, json: Json = False) -> None:
     """Drop segments that no revision reaches: what killed or failed commands left behind."""
-    from kvedit.session.keeping import compact
 
     opened = here.session(session)
-    freed = compact(opened)
-    size = opened.store.size_bytes()
+    freed = opened.compact()
+    size = opened.status().size_bytes
     here.give(
         {"freed_bytes": freed, "size_bytes": size},
         json,
@@ -110,20 +103,19 @@ def sessions_compact(session: SessionName = None, json: Json = False) -> None:
 def sessions_check(session: SessionName = None, json: Json = False) -> None:
     """Verify checksums, lengths, ids and counts of every revision, and say what is wrong."""
     from kvedit.cli import tables
-    from kvedit.session.keeping import check
 
     with render.progressing("check", "files and texts") as progress:
         opened = here.session(session)
-        findings = check(opened, progress)
+        checked = opened.check(progress)
     here.give(
         {
-            "name": opened.store.name,
-            "revisions": len(opened.journal),
-            "segments": len(opened.journal.segments()),
-            "findings": findings,
+            "name": opened.name,
+            "revisions": checked.revisions,
+            "segments": checked.segments,
+            "findings": checked.findings,
         },
         json,
-        lambda: tables.show_findings(opened, findings),
+        lambda: tables.show_check(checked, opened.status().size_bytes),
     )
-    if findings:
+    if checked.findings:
         raise typer.Exit(3)

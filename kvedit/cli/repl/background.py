@@ -109,9 +109,7 @@ class Healer:
         if self._healing is None or not self._healing.current:
             if session.rows.frontier == len(session.rows):
                 return False
-            from kvedit.session.heal import Healing  # not before: a REPL without a session needs no torch
-
-            self._healing = Healing(session)
+            self._healing = session.healing()
         healing = self._healing
         if healing.unkept >= _KEEP_ROWS or (not healing.left and healing.unkept):
             self._keep()
@@ -130,8 +128,7 @@ class Healer:
         if healing is None or session is None or not healing.unkept:
             return
         try:
-            with session.writing("heal"):
-                healing.keep()
+            healing.keep_locked()
         except LockedError:  # another process writes: try again, and compute nothing meanwhile
             self._quiet_until = clock() + _LOCKED_S
             return

@@ -105,7 +105,7 @@ def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
     else:
         share = 100 * healer.stale_share()
         parts = [
-            session.store.name,
+            session.name,
             f"{len(session.rows):,} tokens",
             f"stale {share:.1f}%",
             f"budget {settings.budget or '5%'}",
