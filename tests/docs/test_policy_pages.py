@@ -61,7 +61,7 @@ def test_each_policy_has_a_page_and_each_page_a_policy() -> None:
 def test_a_page_has_its_parts_in_their_order(name: str) -> None:
     lines = page(name).splitlines()
     assert lines[0] == f"# `{name}`"
-    assert re.match(r"# .+\n\nIt buys [^.]+\.\n\n\|", page(name))
+    assert re.match(r"# .+\n\nIt selects [^.]+\.\n\n\|", page(name))
     assert list(cells(name)) == KEYS
     assert re.findall(r"^## (.+)$", page(name), re.MULTILINE) == [
         "Worked example",
@@ -262,9 +262,9 @@ def test_the_worked_example_of_a_page_is_what_the_policy_does(
             digits = len(value.partition(".")[2])
             assert abs(found[int(told[0])] - float(value)) <= 0.5001 * 10.0**-digits, line
             checked += 1
-    bought = re.findall(r"B = (\d+) buys rows? (\d+(?:, \d+)*)", prose)
+    bought = re.findall(r"B = (\d+) selects rows? (\d+(?:, \d+)*)", prose)
     assert checked >= 2
-    assert len(bought) == prose.count(" buys ") > 0
+    assert len(bought) == prose.count(" selects ") > 0
     for budget, rows in bought:
         every = evidence.suffix
         support = select(scores, evidence.unit, every, every, int(budget), policy.support)
