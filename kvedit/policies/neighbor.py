@@ -55,7 +55,8 @@ def _turns(attention: FloatArray) -> FloatArray:
     """Select one block after another by the largest gain; the first scores n, the last 1. `float32 [n]`.
 
     Given the blocks selected so far, the gain of b is
-    `attention * staleness * (c + got) / (c + total)`, where got and total are the assumed attention of b to the selected, and to all, earlier blocks.
+    `attention * staleness * (c + got) / (c + total)`, where got and total are the assumed attention of b to
+    the selected, and to all, earlier blocks.
     """
     count = len(attention)
     turns = np.zeros(count, dtype=np.float32)
