@@ -1,1 +1,1 @@
-"""Rows: where each one is stored, keys and values in memory, RoPE, memory that is left."""
+"""Rows: the piece table, keys and values in memory, RoPE, available memory."""

@@ -1,4 +1,4 @@
-"""The working cache: keys and values in memory, at their positions, one entry a row."""
+"""The working cache: keys and values in memory, rotated to their positions, one entry per row."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Send a tensor to a device; what is there already stays as it is.
+    """Send a tensor to a device; a tensor that is already there is returned unchanged.
 
-    CUDA has read the host's memory when the call returns, so nothing has to wait until the copy is
-    done, or until the device has done what it was given before. MPS does not promise that.
+    On CUDA the copy does not block: the host's memory has been read when the call returns, so the
+    caller need not wait for the copy or for earlier work of the device. MPS does not guarantee that.
     """
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Keys before RoPE and values of some rows, as a segment keeps them.
+    """Keys before RoPE and values of some rows, as a segment stores them.
 
     Attributes:
-        rows: Their rows, sorted, `int64 [N]`, on the host.
+        rows: Row numbers, sorted, `int64 [N]`, on the host.
         keys: Before RoPE, `[L, H, N, D]`.
         values: `[L, H, N, D]`.
     """
@@ -37,7 +37,7 @@ class States:
             raise ValueError(f"{self.keys.shape}, {self.values.shape}, {len(self.rows)} rows")
 
     def part(self, first: int, last: int) -> States:
-        """Return some of them, by their places here; a view."""
+        """Return the states `[first, last)`, by index in this object; a view."""
         return States(self.rows[first:last], self.keys[:, :, first:last], self.values[:, :, first:last])
 
     @classmethod
@@ -51,11 +51,11 @@ class States:
 
     @classmethod
     def merged(cls, parts: list[States], size: int) -> list[States]:
-        """Join small parts into few, so that many short runs do not become many small segments.
+        """Join small parts into larger ones, so that many short runs do not become many small segments.
 
         Args:
             parts: States of ascending rows.
-            size: Rows in a joined part at most, unless one part alone has more.
+            size: Maximum number of rows in a joined part, unless a single part has more.
         """
         groups: list[list[States]] = []
         held = size
@@ -69,10 +69,9 @@ class States:
 
 
 class KVCache:
-    """Rotated keys and values, with room for `capacity` rows.
+    """Rotated keys and values of up to `capacity` rows.
 
-    All layers are one tensor, and one number says how many rows are in use. So no layer can be
-    shorter or longer than another.
+    All layers share one tensor and one length, so no layer can be shorter or longer than another.
 
     Attributes:
         keys: After RoPE, `[L, H, capacity, D]`.
@@ -92,12 +91,12 @@ class KVCache:
         return self.keys.shape[2]
 
     def check_rows(self, first: int, last: int) -> None:
-        """Refuse rows `first..last` that the cache has no room for.
+        """Reject rows `first..last` that lie outside the cache.
 
-        A slice beyond the end would be cut, and a single row then written nowhere without a word.
+        torch would silently truncate a slice beyond the end, and rows would be lost.
 
         Raises:
-            ValueError: Says which rows, and how many there is room for.
+            ValueError: Names the rows and the capacity.
         """
         if not 0 <= first <= last < self.capacity:
             raise ValueError(f"rows {first} to {last} of a cache of {self.capacity} rows")
@@ -119,7 +118,7 @@ class KVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a tensor of zeros; on a CPU from pages that the system fills when they are first written."""
+    """Return a tensor of zeros; on a CPU its pages are allocated when they are first written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(shape, dtype=f"i{dtype.itemsize}")).view(dtype).to(device)

@@ -1,4 +1,4 @@
-"""Memory: what a device can still give, and the refusal of what would not fit. No torch except for a GPU."""
+"""Available memory of a device, and the refusal of what would not fit. No torch except for a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _REMEDY = "End other programs, use a shorter document or 16 bits (`load --dtype bfloat16`), or more memory."
-# What the versions of control groups call limit, use, and the pages that are files' and can go.
+# For each version of control groups, the files for limit and usage, and the key of reclaimable file pages.
 _GROUPS = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
     2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
@@ -23,15 +23,15 @@ _GROUPS = {
 
 
 def check_memory(what: str, needed: int, device: torch.device) -> None:
-    """Refuse what would take more memory than there is; where that cannot be known, nothing is refused.
+    """Raise if something needs more memory than is available; do nothing where that is unknown.
 
     Args:
-        what: Begins the sentence.
-        needed: Bytes that will be allocated, beside what is held already.
-        device: Where.
+        what: Subject of the error message.
+        needed: Bytes that will be allocated in addition to those in use.
+        device: Where they will be allocated.
 
     Raises:
-        KveditError: Names both numbers.
+        KveditError: Not enough memory; names both numbers.
     """
     available = available_bytes(device)
     if available is not None and needed > available:
@@ -43,10 +43,10 @@ def check_memory(what: str, needed: int, device: torch.device) -> None:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes that a device can still give to this process; `None` where that cannot be known.
+    """Return the bytes that this process can still allocate on a device; `None` if unknown.
 
-    On Linux, what the system and each control group of the process have left. Pages of files count
-    as free, since they can be read again.
+    On Linux, this is the minimum of what the system and each control group of the process have left.
+    File pages count as free, since they can be read again.
     """
     if device.type == "cuda":
         import torch
@@ -58,7 +58,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 @contextmanager
 def allocating() -> Iterator[None]:
-    """Turn an allocation that fails all the same into an error for the user."""
+    """Turn a failed allocation into a `KveditError`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -70,7 +70,7 @@ def allocating() -> Iterator[None]:
 
 
 def _of_system(root: Path) -> int | None:
-    """Bytes that a Linux system has left, as the files below `root` say."""
+    """Return the bytes that a Linux system has left, according to the files below `root`."""
     found: list[int] = []
     with suppress(OSError, ValueError, KeyError):
         found.append(_table(root / "proc/meminfo")["MemAvailable:"] * 1024)
@@ -85,9 +85,9 @@ def _of_system(root: Path) -> int | None:
 
 
 def _of_groups(top: Path, path: str, version: int) -> list[int]:
-    """Bytes that a control group and those around it have left, where they have a limit.
+    """Return the bytes that a control group and its ancestors have left, where they have a limit.
 
-    Within a container the path may be one outside it; then its own group is the top.
+    Inside a container the path may refer to the host; then the container's own group is the top.
     """
     limit, used, files = _GROUPS[version]
     inner = top / path.strip("/")
@@ -95,7 +95,7 @@ def _of_groups(top: Path, path: str, version: int) -> list[int]:
     for folder in (inner, *inner.parents):
         if not folder.is_relative_to(top):
             break
-        with suppress(OSError, ValueError):  # no such group, or `max`, which means no limit
+        with suppress(OSError, ValueError):  # no such group, or `max`, meaning no limit
             left = int((folder / limit).read_text()) - int((folder / used).read_text())
             stat = _table(folder / "memory.stat")
             found.append(left + sum(stat.get(name, 0) for name in files))
@@ -103,7 +103,7 @@ def _of_groups(top: Path, path: str, version: int) -> list[int]:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Read lines of a name and a number."""
+    """Read lines that each have a name and a number."""
     return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines()) if words}
 
 
@@ -112,7 +112,7 @@ def _megabytes(count: int) -> str:
 
 
 def trim() -> None:
-    """Return freed memory to the system: glibc keeps it, in holes between what is still held."""
+    """Return freed memory to the system; glibc otherwise keeps it between live allocations."""
     if sys.platform == "linux":
-        with suppress(AttributeError):  # another C library
+        with suppress(AttributeError):  # not glibc
             ctypes.CDLL(None).malloc_trim(0)

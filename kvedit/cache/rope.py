@@ -1,7 +1,7 @@
-"""Rotary position embedding: bring keys to their positions.
+"""Rotary position embedding: rotate keys to their positions.
 
-Keys are kept as they leave the projection, so a shift is one rotation from the raw key to
-the new position and never adds up (RoFormer, arXiv 2104.09864; the shift is llama.cpp's
+Keys are stored as they leave the projection, so a shift is one rotation from the raw key to
+the new position, and errors do not accumulate (RoFormer, arXiv 2104.09864; the shift is llama.cpp's
 K-shift and PIE's positional integrity encoding, arXiv 2407.03157).
 """
 
@@ -18,16 +18,16 @@ class Rope:
     """The frequencies of a model whose RoPE does not depend on the sequence length.
 
     Attributes:
-        inverse_frequencies: `float32 [R / 2]`, scaling (linear, llama3, yarn) included. The first
-            R of a head's D dimensions turn; R is less than D in models with partial rotation.
-        attention_scaling: Factor on cosine and sine (yarn).
+        inverse_frequencies: `float32 [R / 2]`, including scaling (linear, llama3, yarn). The first
+            R of a head's D dimensions are rotated; R is less than D in models with partial RoPE.
+        attention_scaling: Factor applied to cosine and sine (yarn).
     """
 
     inverse_frequencies: Tensor
     attention_scaling: float
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of positions `int64 [N]` as `rotate` takes them, `[N, R]` in `dtype`."""
+        """Return cosine and sine of positions `int64 [N]` for `rotate`, each `[N, R]` in `dtype`."""
         half = positions[:, None].float() * self.inverse_frequencies
         cos, sin = half.cos() * self.attention_scaling, half.sin() * self.attention_scaling
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
@@ -36,15 +36,15 @@ class Rope:
 def rotate(states: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
     """Rotate queries or keys by the angles of their rows.
 
-    The two halves of the R dimensions that turn are the two parts of each complex number, as in
-    the Llama code of transformers, whose every rounding this repeats: the result is bit for bit
-    the same. The other dimensions stay as they are.
+    The two halves of the R rotated dimensions are the real and imaginary parts of complex numbers,
+    as in the Llama code of transformers. This repeats every rounding of that code, so the result is
+    bit-identical. The other dimensions are unchanged.
 
     Args:
         states: `[..., D]`, before RoPE.
         cos: `[..., R]`, with R up to D; broadcast to the states.
         sin: `[..., R]`, negated in its first half.
-        out: Where to put the result; not `states`.
+        out: Tensor for the result; must not be `states`.
     """
     turned = cos.shape[-1]
     out = torch.empty_like(states) if out is None else out

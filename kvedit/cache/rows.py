@@ -1,7 +1,7 @@
-"""Which row of the cache lives where, and in what state: a piece table over segments.
+"""Where each row of the cache is stored, and its state: a piece table over segments.
 
-Rows point into immutable segments, as the pieces of a text editor's table point into its
-buffers. An edit makes a new table and touches no tensor. No torch.
+Rows point into immutable segments, like the pieces in a text editor's piece table point into its
+buffers. An edit creates a new table and touches no tensor. No torch.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """All rows of a cache, as arrays with one entry a row.
+    """All rows of a cache, as arrays with one entry per row.
 
     Attributes:
-        segments: Names of the segments that hold rows.
+        segments: Names of the segments that the rows are stored in.
         segment: Index into `segments`, `int64 [T]`; `MISSING` where a row has no state.
         index: Row within the segment, `int64 [T]`.
         refreshed: Recomputed since the last edit before it, `bool [T]`.
@@ -57,7 +57,7 @@ class RowTable:
 
     @classmethod
     def from_pieces(cls, pieces: Sequence[Piece], frontier: int) -> RowTable:
-        """Unroll pieces into arrays."""
+        """Expand pieces into arrays."""
         code: dict[str, int] = {}
         for piece in pieces:
             if piece.segment is not None:
@@ -72,7 +72,7 @@ class RowTable:
         return cls(tuple(code), segment, np.where(segment == MISSING, 0, starts + within), flags, frontier)
 
     def pieces(self) -> list[Piece]:
-        """Roll the arrays up into the fewest pieces."""
+        """Return the fewest pieces that represent the arrays."""
         if not len(self):
             return []
         step = (np.diff(self.index) != 1) & (self.segment[1:] != MISSING)
@@ -90,7 +90,7 @@ class RowTable:
         ]
 
     def placed(self, offset: int = 0) -> list[tuple[int, Piece]]:
-        """Return the pieces, each with the row that it starts at, counted from `offset`."""
+        """Return each piece with its first row, counted from `offset`."""
         found: list[tuple[int, Piece]] = []
         for piece in self.pieces():
             found.append((offset, piece))
@@ -107,12 +107,12 @@ class RowTable:
 
     @property
     def stale(self) -> npt.NDArray[np.bool_]:
-        """Rows computed under another context and not refreshed since, `bool [T]`."""
+        """Rows computed in a different context and not refreshed since, `bool [T]`."""
         return ~self.missing & ~self.refreshed & (np.arange(len(self)) >= self.frontier)
 
     @property
     def suffix(self) -> npt.NDArray[np.bool_]:
-        """The S rows that a budget may buy: from the frontier on, with a state. `bool [T]`."""
+        """The S eligible rows: those from the frontier on that have a state. `bool [T]`."""
         return ~self.missing & (np.arange(len(self)) >= self.frontier)
 
     def first(self, count: int) -> RowTable:
@@ -126,7 +126,7 @@ class RowTable:
         return RowTable(self.segments, self.segment[cut], self.index[cut], self.refreshed[cut], frontier)
 
     def extended(self, count: int) -> RowTable:
-        """Return the table with `count` missing rows after the others."""
+        """Return the table with `count` missing rows appended."""
         none = np.zeros(count, dtype=np.int64)
         return replace(
             self,
@@ -136,9 +136,9 @@ class RowTable:
         )
 
     def splice(self, splice: Splice, offset: int, body: int) -> RowTable:
-        """Return the table after an edit of the body, `body` rows from row `offset` on.
+        """Return the table after an edit of the body, which has `body` rows from row `offset` on.
 
-        Rows after the body stay behind it, and are stale unless the body's ids stayed the same.
+        Rows after the body still follow it. They become stale unless the ids of the body are unchanged.
         """
         after = np.arange(offset + body, len(self))
         moved = np.where(splice.source < 0, -1, splice.source + offset)
@@ -156,7 +156,7 @@ class RowTable:
         )
 
     def found_in(self, past: RowTable) -> IntArray:
-        """Report which row of `past` each row is, `int64 [T]`: it lives at the same place; -1 for none."""
+        """Return for each row the row of `past` stored at the same place, `int64 [T]`; -1 if none is."""
         names = {name: code for code, name in enumerate(past.segments)}
         code = np.array([*(names.get(name, MISSING) for name in self.segments), MISSING])[self.segment]
         width = int(max(self.index.max(initial=0), past.index.max(initial=0))) + 1
@@ -173,7 +173,7 @@ class RowTable:
         """Return the table after `rows` (sorted) were recomputed into a segment, in that order.
 
         A row is exact when it was computed while all rows before it were exact or computed in
-        the same pass, so the frontier moves over the run of computed rows that starts there.
+        the same pass, so the frontier advances over the run of computed rows that starts at it.
         """
         names = (*self.segments, segment)
         codes, index, refreshed = self.segment.copy(), self.index.copy(), self.refreshed.copy()
@@ -181,19 +181,19 @@ class RowTable:
         index[rows] = np.arange(len(rows))
         refreshed[rows] = True
         frontier = frontier_after(self.frontier, rows)
-        refreshed[:frontier] = False  # they are more than refreshed: exact
+        refreshed[:frontier] = False  # exact rows do not count as refreshed
         return RowTable(names, codes, index, refreshed, frontier)
 
 
 def frontier_after(frontier: int, rows: IntArray) -> int:
-    """Move the frontier over the run of sorted `rows` that starts at it."""
+    """Return the frontier after advancing over the run of sorted `rows` that starts at it."""
     ahead = rows[rows >= frontier]
     adjacent = ahead == frontier + np.arange(len(ahead))
     return frontier + int(np.cumprod(adjacent).sum())
 
 
 def runs(rows: Sequence[int] | IntArray) -> Iterator[tuple[int, int]]:
-    """Return the half-open runs of adjacent numbers in sorted `rows`."""
+    """Yield the runs of adjacent numbers in sorted `rows`, as half-open spans."""
     numbered = enumerate(int(row) for row in rows)
     for _, group in groupby(numbered, key=lambda item: item[1] - item[0]):
         adjacent = list(map(itemgetter(1), group))

@@ -1,1 +1,1 @@
-"""The laboratory behind `kvedit bench`: cases, trials, runs and reports."""
+"""The implementation of `kvedit bench`: cases, trials, runs and reports."""

@@ -1,9 +1,9 @@
-"""Arms: what is done to a shifted cache before the question, by name.
+"""Arms: named treatments of a shifted cache before the question.
 
-shift                  nothing: B = 0
-replay                 every row of the suffix: B = S
+shift                  no refresh: B = 0
+replay                 refresh every row of the suffix: B = S
 reprefill              a clean prefill of the edited text
-erratum                nothing, and the question says that a passage was removed
+erratum                no refresh, but the question says that a passage was removed
 POLICY@BUDGET          the policy's scores with its own support: sur@2%
 POLICY/SUPPORT@BUDGET     the same scores with another support: infoflow/units@5%
 POLICY/SUPPORT+copy@BUDGET  clean rows copied in, not recomputed: the transplant diagnostic
@@ -26,14 +26,14 @@ _FORM = re.compile(r"(?P<policy>[a-z0-9-]+)(?:/(?P<support>[a-z]+))?(?P<copy>\+c
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to get a cache ready for the question.
+    """One way to prepare a cache for the question.
 
     Attributes:
-        name: As it was written.
-        policy: What ranks rows; `None` for the ends.
-        support: How its scores become rows; `None` for the policy's own, or without a policy.
-        budget: What it may refresh; `None` for `reprefill` and `erratum`.
-        copies: Clean rows are copied in rather than recomputed.
+        name: As written by the user.
+        policy: What scores rows; `None` for arms without a policy.
+        support: How scores become rows; `None` for the policy's own, or without a policy.
+        budget: How many rows to refresh; `None` for `reprefill` and `erratum`.
+        copies: Whether clean rows are copied in instead of recomputed.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Arm:
 
     @classmethod
     def parse(cls, name: str) -> Arm:
-        """Read an arm's name; raises `UsageError` when it is none."""
+        """Parse an arm's name; raises `UsageError` if it is not valid."""
         if name in ENDS:
             end = ENDS[name]
             return cls(name, budget=None if end is None else Budget.parse(end))
@@ -64,7 +64,7 @@ class Arm:
         return cls(name, found["policy"], support, budget, found["copy"] is not None)
 
     def options(self, seed: int, executor: str = AUTO) -> Options:
-        """Return the options of `Session.ask` that do what this arm does; it has a policy and a budget."""
+        """Return the equivalent options of `Session.ask`; the arm must have a policy and a budget."""
         assert self.policy is not None
         assert self.budget is not None
         return Options(

@@ -1,4 +1,4 @@
-"""A case: a text, an edit, a question, and what should and should not be answered."""
+"""A case: a text, an edit, a question, and its right and stale answers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from kvedit.text.document import Edit
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One edit of one text, and a question about the text that is left.
+    """One edit of one text, and a question about the edited text.
 
     Attributes:
-        name: Unique in its run.
+        name: Unique within a run.
         source: Name of the source question; placements and variants of one question share it.
-        text: Before the edit.
-        edits: What the user does to it.
-        question: In the user's words.
-        answers: Right answers; the first is the one whose log-probability is taken.
-        stale: What the text before the edit would answer, where that is one string.
-        opening: How the answer begins; it is given, and what follows is measured. May be empty.
-        gold: Spans `[start, stop)` of the edited text that hold the evidence, in characters.
-        dataset: Whose normalisation scores the answer; `niah` for those of our own making.
-        facts: What else a table may be split by: placement, depth, gap, template.
-        max_new_tokens: Of the answer.
+        text: The text before the edit.
+        edits: The edit, as sorted, disjoint replacements.
+        question: The question as the user asks it.
+        answers: Right answers; log-probabilities are those of the first.
+        stale: The answer of the text before the edit, if it is a single string.
+        opening: Beginning of the answer, which the model is given; may be empty.
+        gold: Spans `[start, stop)` of the edited text that contain the evidence, in characters.
+        dataset: Whose scoring rules apply; `niah` for generated cases.
+        facts: Other properties to split tables by: placement, depth, gap, template.
+        max_new_tokens: Maximum number of answer tokens.
     """
 
     name: str

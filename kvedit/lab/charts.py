@@ -1,8 +1,8 @@
 """Charts as inline SVG: lines with intervals, points, stacked bars, strips. No scripts, no fonts.
 
-A chart is 480 units wide, so that its text stays legible when a phone shrinks it. Colours are
-classes (`c0` to `c6`, `quiet`), which the page's style sheet defines for light and dark; every
-series has a mark of its own too, so colour is never the only key.
+A chart is 480 units wide, so that its text stays legible on a phone. Colours are classes (`c0` to
+`c6`, `quiet`), which the page's style sheet defines for light and dark mode. Every series also has
+its own mark, so colour is never the only distinction.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ MINUS = "\N{MINUS SIGN}"
 WIDTH, HEIGHT = 480, 320
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 54
 STYLES = 7
-"""How many series can be told apart."""
-# Corners of the marks, from their middle; style 0 and the quiet one are circles.
+"""How many series can be distinguished."""
+# Corners of the marks, relative to their centre; style 0 and the quiet style are circles.
 _CORNERS: dict[int, list[tuple[float, float]]] = {
     1: [(-4.5, -4.5), (4.5, -4.5), (4.5, 4.5), (-4.5, 4.5)],
     2: [(0, -6), (6, 0), (0, 6), (-6, 0)],
@@ -27,7 +27,7 @@ _CORNERS: dict[int, list[tuple[float, float]]] = {
     5: [(-6, 2), (-6, -2), (6, -2), (6, 2)],
     6: [(0, -6.5), (2, -2), (6.5, 0), (2, 2), (0, 6.5), (-2, 2), (-6.5, 0), (-2, -2)],
 }
-_LETTER = 8.0  # units a letter of a label takes at most, about
+_LETTER = 8.0  # approximate maximum width of a letter of a label, in units
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Point:
     """A measured point.
 
     Attributes:
-        x: Where; an index for a chart with categories.
-        y: The figure.
-        low: Lower end of its interval, if it has one.
+        x: Position; an index for a chart with categories.
+        y: The value.
+        low: Lower end of its interval, if any.
         high: Upper end.
-        hint: Shown when the pointer rests on it.
+        hint: Tooltip.
     """
 
     x: float
@@ -55,7 +55,7 @@ class Series:
 
     Attributes:
         name: For the legend.
-        style: 0 to `STYLES` - 1; -1, -2, ... for what is only there to compare with, in grey.
+        style: 0 to `STYLES` - 1; -1, -2, ... for series shown in grey for comparison.
         points: From left to right.
     """
 
@@ -66,14 +66,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis: what it shows, its ends, and where its ticks are.
+    """An axis: label, range and ticks.
 
     Attributes:
-        label: With the unit.
-        low: At its start.
-        high: At its end.
-        ticks: Values and texts.
-        logarithmic: Equal steps are equal ratios.
+        label: Label, with the unit.
+        low: Value at its start.
+        high: Value at its end.
+        ticks: Values and labels.
+        logarithmic: Whether equal steps are equal ratios.
     """
 
     label: str
@@ -83,7 +83,7 @@ class Axis:
     logarithmic: bool = False
 
     def place(self, value: float, start: float, stop: float) -> float:
-        """Map a value to units between `start` and `stop`; values beyond the ends go to the end."""
+        """Map a value to units between `start` and `stop`; values beyond an end are clamped."""
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
         if self.logarithmic:
             low, high, value = math.log(low), math.log(high), math.log(value)
@@ -91,7 +91,7 @@ class Axis:
 
 
 def linear(label: str, values: Sequence[float], *, percent: bool = False) -> Axis:
-    """Make an axis with some four to eight round ticks around the values."""
+    """Return an axis with about four to eight round ticks around the values."""
     low, high = min(values), max(values)
     room = high - low or abs(high) or 1.0
     size = 10 ** math.floor(math.log10(room))
@@ -109,7 +109,7 @@ def linear(label: str, values: Sequence[float], *, percent: bool = False) -> Axi
 
 
 def logarithmic(label: str, values: Sequence[float]) -> Axis:
-    """Make an axis with ticks at 1, 2 and 5 times powers of ten; values are positive."""
+    """Return an axis with ticks at 1, 2 and 5 times powers of ten; values must be positive."""
     low, high = min(values), max(values)
     steps = [
         part * 10.0**power
@@ -124,7 +124,7 @@ def logarithmic(label: str, values: Sequence[float]) -> Axis:
 
 
 def categories(label: str, names: Sequence[str]) -> Axis:
-    """Make an axis of evenly spaced names."""
+    """Return an axis of evenly spaced names."""
     return Axis(label, -0.5, max(len(names), 1) - 0.5, list(enumerate(names)))
 
 
@@ -140,12 +140,12 @@ def plot(
     """Draw series with a line through their points.
 
     Args:
-        title: Read to those who cannot see it.
-        series: In the order in which they are drawn.
-        x: Axis.
-        y: Axis; points beyond its ends are drawn hollow at the end.
-        spread: Move series apart a little, so that intervals at one x do not cover each other.
-        level: Where to draw a dashed line across.
+        title: Text for screen readers.
+        series: In drawing order.
+        x: Horizontal axis.
+        y: Vertical axis; points beyond its ends are drawn hollow at the end.
+        spread: Offset series slightly, so that intervals at the same x do not overlap.
+        level: Value at which to draw a dashed horizontal line.
     """
     parts = _frame(x, y)
     if level is not None:
@@ -162,10 +162,10 @@ def plot(
 
 
 def bars(title: str, rows: Sequence[tuple[str, Sequence[int]]], kinds: Sequence[tuple[str, str]]) -> str:
-    """Draw a row of stacked parts for each name.
+    """Draw a stacked bar for each name.
 
     Args:
-        title: Read to those who cannot see it.
+        title: Text for screen readers.
         rows: Names, each with a count for every kind.
         kinds: Name and class of each part.
     """
@@ -188,7 +188,7 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[int]]], kinds: Sequence[
 
 
 def strips(title: str, rows: Sequence[tuple[str, Sequence[float]]], most: float) -> str:
-    """Draw a strip of cells for each name, from its shares; `most` is drawn in full colour."""
+    """Draw a strip of cells for each name, from its shares; the share `most` has full colour."""
     left, step, parts = _margin([name for name, _ in rows]), 24, list[str]()
     for at, (name, shares) in enumerate(rows):
         top = at * step
@@ -275,7 +275,7 @@ def _colour(style: int) -> str:
 
 
 def _margin(names: Sequence[str]) -> int:
-    """Leave room for the longest name, but not more than half of the chart."""
+    """Return a margin for the longest name, at most half of the chart."""
     return min(WIDTH // 2, int(14 + _LETTER * max((len(name) for name in names), default=0)))
 
 

@@ -1,9 +1,9 @@
-"""Many machines: cases are independent, so Ray's workers take them, and one process keeps the run.
+"""Run cases on many machines: Ray workers compute them, and one process writes the run.
 
-The only room that knows ray. Each worker opens the model once and takes the cases of one source
-after another, as the serial run does, so that they share their clean prefill. The records are
-those of the serial run, in its order, apart from their times. Two things may change last bits: the
-number of threads of a worker, and another kind of processor.
+The only module that imports ray. Each worker opens the model once and runs the cases of one source
+after another, like the serial run, so that they share a clean prefill. The records equal those of
+the serial run, in its order, except for times. Two things may change the last bits: the number of
+threads of a worker, and a different kind of processor.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ Outcomes = dict[str, Record | str]
 
 LOCAL_WORKERS = 2
 _REACH_S = 5.0
-_STORE_BYTES = 1 << 27  # of a cluster of our own; cases and records are small
+_STORE_BYTES = 1 << 27  # of a local cluster; cases and records are small
 _LOCAL = re.compile(r"local(?::([1-9]\d*))?", re.ASCII)
 _REMOTE = re.compile(r"(?!local:)([\w.\-]+):(\d{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An error for the user, as it comes from a worker: ray cannot carry it as an exception."""
+    """A `KveditError` of a worker; ray cannot transfer it as an exception."""
 
     fact: str
     remedy: str
 
 
 class Worker:
-    """A model in a process of its own, on whichever machine Ray puts it."""
+    """A model in its own process, on a machine that Ray chooses."""
 
     def open(self, config: Record, name: str, device: str, threads: int) -> Outcomes | Refused:
-        """Open the model, and compare it and the versions here with the run's; no outcomes yet."""
+        """Open the model, and check it and the library versions against the run; returns no outcomes."""
         torch.set_num_threads(threads)
         ours = config["model"]
         try:
@@ -74,7 +74,7 @@ class Worker:
         return {}
 
     def try_cases(self, cases: list[Case], arms: list[Arm], seed: int) -> Outcomes | Refused:
-        """Try every arm on cases."""
+        """Run every arm on cases."""
         found: Outcomes = {}
         try:
             for case in cases:
@@ -100,26 +100,26 @@ def distribute(
     on_case: Callable[[int, Record], None] = lambda done, record: None,
     on_skip: Callable[[Case, str], None] = lambda case, why: None,
 ) -> None:
-    """Run the cases that have no record yet on Ray's workers; else as `kvedit.lab.run.execute`.
+    """Run the cases that have no record yet on Ray workers; otherwise like `kvedit.lab.run.execute`.
 
-    A record waits for those of the cases before it, so the run's file grows in their order. An
-    interrupt ends the workers; what they had in hand runs again.
+    Records are written in the order of the cases. An interrupt ends the workers; unfinished cases run
+    again when the run is continued.
 
     Args:
-        run: Gets a record a case; its `config` says which model the workers must find.
-        model: The same model here.
-        cases: All of them.
-        arms: Every case gets every arm.
+        run: Receives one record per case; its `config` says which model the workers must open.
+        model: The same model in this process.
+        cases: All cases of the run.
+        arms: The arms to run on every case.
         address: As `check_address` takes it. `local:N` starts a cluster of N workers, which share
-            this machine's threads. A cluster gives a worker to each of its GPUs, or without a GPU
-            here, to each of its machines.
-        seed: For policies that draw.
+            this machine's threads. A cluster gets one worker per GPU or, if this machine has no GPU,
+            one per machine.
+        seed: For random policies.
         on_case: Called with the number of cases done and the record, for old records too.
         on_skip: Called with a case that does not fit the model's context, and why.
 
     Raises:
-        UsageError: Ray is not installed or not there, has too few GPUs, or the model is spread.
-        KveditError: A worker died, or has another model or other versions.
+        UsageError: Ray is not installed or unreachable, has too few GPUs, or the model is spread.
+        KveditError: A worker died, or has a different model or different versions.
     """
     if model.spread:
         raise UsageError(
@@ -147,10 +147,10 @@ def distribute(
 
 
 def check_address(address: str) -> None:
-    """Refuse an address that is none of `local`, `local:N`, `auto`, `HOST:PORT`, and a missing ray.
+    """Raise if an address is not `local`, `local:N`, `auto` or `HOST:PORT`, or ray is missing.
 
     Raises:
-        UsageError: Says which.
+        UsageError: The address is not valid, or ray is not installed.
     """
     if address != "auto" and not _LOCAL.fullmatch(address) and not _REMOTE.fullmatch(address):
         raise UsageError(f"--ray cannot be '{address}'.", "Write local:2, auto, or HOST:PORT.")
@@ -158,8 +158,8 @@ def check_address(address: str) -> None:
 
 
 def _import_ray() -> Any:
-    # Ray reads these when it is imported: no reports to its makers, and a worker without a GPU of
-    # its own sees none.
+    # Ray reads these when it is imported: no usage statistics, and a worker that is not assigned a GPU
+    # sees none.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     try:
@@ -172,12 +172,12 @@ def _import_ray() -> Any:
 def _work(
     run: Run, model: Model, groups: list[list[Case]], arms: list[Arm], address: str, seed: int
 ) -> Generator[Outcomes]:
-    """Hand out groups as workers come free; give what comes back, as it comes."""
+    """Assign groups to free workers; yield outcomes as they arrive."""
     if not groups:
         return
     name = run.config["model"]["name"]
     if name not in ALIASES and Path(name).expanduser().exists():
-        name = str(Path(name).expanduser().absolute())  # a worker has a working folder of its own
+        name = str(Path(name).expanduser().absolute())  # a worker has a different working folder
     with _connected(address) as ray:
         number, threads, gpus = _shares(ray, address, model.device.type)
         make = ray.remote(Worker).options(num_cpus=threads, num_gpus=gpus, scheduling_strategy="SPREAD")
@@ -198,7 +198,7 @@ def _work(
 
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    """Join or start a cluster; its workers end, and ours with it, when this is left."""
+    """Join or start a cluster; on exit, end the workers, and the cluster if it was started here."""
     ray = _import_ray()
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
@@ -212,7 +212,7 @@ def _connected(address: str) -> Iterator[Any]:
                 **quiet,
             )
         else:
-            if match := _REMOTE.fullmatch(address):  # ray itself tries for minutes
+            if match := _REMOTE.fullmatch(address):  # ray itself would retry for minutes
                 socket.create_connection((match[1], int(match[2])), _REACH_S).close()
             ray.init(address=address, **quiet)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
@@ -228,7 +228,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _shares(ray: Any, address: str, device: str) -> tuple[int, int, int]:
-    """Give the number of workers, and what each gets: threads, GPUs."""
+    """Return the number of workers, and the threads and GPUs of each."""
     kind = "GPU" if device == "cuda" else "CPU"
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     nodes = [node for node in nodes if node.get(kind, 0) >= 1]
@@ -252,7 +252,7 @@ def _threads(workers: int) -> int:
 
 
 def _fetch(ray: Any, task: Any) -> Any:
-    """Get what a worker gives; raises `KveditError` when it refused or died."""
+    """Return the result of a worker; raises `KveditError` if it refused or died."""
     try:
         found = ray.get(task)
     except ray.exceptions.RayActorError as error:

@@ -1,4 +1,4 @@
-"""Do the rows that a policy buys lie in the evidence? No forward pass, so hundreds of cases are quick."""
+"""Are the selected rows in the evidence? Needs no forward pass, so hundreds of cases are fast."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def precision(model: Model, cases: Iterable[Case], arms: Sequence[Arm], *, seed:
     """Select rows for each case, and count those in a supporting passage.
 
     Args:
-        model: Its embeddings and tokenizer.
-        cases: With evidence in their suffix; others are passed over.
-        arms: Of policies that run no probe.
-        seed: For policies that draw.
+        model: Provides embeddings and tokenizer.
+        cases: Cases with evidence in the suffix; others are skipped.
+        arms: Arms with policies that run no probe.
+        seed: For random policies.
 
     Raises:
         UsageError: An arm needs a forward pass.
@@ -56,9 +56,9 @@ def _arm(selected: IntArray, staged: Staged) -> Record:
 
 
 def summarise_precision(records: Sequence[Record]) -> Record:
-    """Give, by dataset and arm, the mean share of bought rows in the evidence, with its interval.
+    """Return, by dataset and arm, the mean share of selected rows in the evidence, with its interval.
 
-    Cases whose budget buys no row do not count.
+    Cases in which the budget resolves to 0 rows do not count.
     """
     found: Record = {}
     for dataset in sorted({record["dataset"] for record in records}):

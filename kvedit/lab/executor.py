@@ -1,8 +1,8 @@
-"""The executors side by side: how the time of a repair depends on the shape of its support.
+"""Compare executors: how the time of a repair depends on the shape of the selected rows.
 
-A fixed number of rows is cut into ever more runs (section 4.4 and Appendix G of Budgeted
-KV-Cache Repair). Each round times every executor on every support, one after the other, so a
-machine that slows down slows all of them; what is compared are ratios within a round.
+A fixed number of rows is split into more and more runs (section 4.4 and Appendix G of Budgeted
+KV-Cache Repair). Each round times every executor on every shape, one after the other, so a slowdown
+of the machine affects all of them. Only ratios within a round are compared.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Record = dict[str, Any]
 
 
 class Tally(KVCache):
-    """A cache that counts what is done to it: the counts of section G.1, measured.
+    """A cache that counts operations: the counts of section G.1, measured.
 
     Args:
-        cache: Shared; what is written here is written there.
+        cache: The cache whose tensors it shares.
 
     Attributes:
         token_layers: Rows written, summed over layers.
-        pairs: Pairs of a query and a key that it may see, summed over layers.
+        pairs: Pairs of a query and a visible key, summed over layers.
     """
 
     def __init__(self, cache: KVCache) -> None:
@@ -47,36 +47,36 @@ class Tally(KVCache):
         self._rows: slice | Tensor = slice(0, 0)
 
     def scatter_(self, layer: int, rows: Tensor | slice, keys: Tensor, values: Tensor) -> None:
-        """Write as a cache does, and count."""
+        """Write like `KVCache`, and count."""
         super().scatter_(layer, rows, keys, values)
         self.token_layers += keys.shape[1]
         self._rows = rows
 
     def see(self, layer: int, query: Tensor) -> None:
-        """Count the pairs of the queries `[Hq, N, D]` of the rows that were written last."""
+        """Count the pairs for queries `[Hq, N, D]` of the rows written last."""
         rows = self._rows
         place = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         self.pairs += int((place[-query.shape[1] :] + 1).sum())
 
 
 def token_layers(rows: IntArray, layers: int) -> int:
-    """Token-layer updates of a refresh of rows: L for each (section G.1)."""
+    """Return the token-layer updates of a refresh: L per row (section G.1)."""
     return layers * len(rows)
 
 
 def pairs(rows: IntArray, layers: int) -> int:
-    """Causal pairs of query and key of a refresh of rows: row i sees i + 1 keys (section G.1).
+    """Return the causal pairs of query and key of a refresh: row i sees i + 1 keys (section G.1).
 
-    The last of the layers does not count: a refresh leaves it with its keys and values.
+    The last layer does not count, because a refresh only needs its keys and values.
     """
     return (layers - 1) * int((rows + 1).sum())
 
 
 def spread(suffix: IntArray, rows: int, count: int) -> IntArray:
-    """Cut `rows` rows into `count` runs of nearly equal length, evenly over the suffix.
+    """Return `rows` rows in `count` runs of nearly equal length, spread evenly over the suffix.
 
     Raises:
-        UsageError: They do not fit with a gap between each.
+        UsageError: They do not fit with a gap between all runs.
     """
     free = len(suffix) - rows
     if not 1 <= count <= rows or free < (count if count > 1 else 0):
@@ -89,10 +89,10 @@ def spread(suffix: IntArray, rows: int, count: int) -> IntArray:
 
 
 def shapes(rows: int, suffix: int, wanted: Sequence[int] | None = None) -> list[int]:
-    """Counts of runs to try, sorted.
+    """Return the numbers of runs to try, sorted.
 
-    Those that are wanted, as far as `rows` rows can be cut into so many among `suffix`; else powers
-    of two up to as many as they can be cut into, and that.
+    These are the `wanted` numbers that are possible with `rows` rows among `suffix` rows. By default,
+    powers of two up to the largest possible number, and that number.
     """
     most = max(min(rows, suffix - rows), 1) if rows else 0
     if wanted is not None:
@@ -111,19 +111,19 @@ def sweep(
     rounds: int = 5,
     policy: str = "sur",
 ) -> Iterator[Record]:
-    """Time recoveries of a fixed number of rows as ever more runs.
+    """Time recoveries of a fixed number of rows in more and more runs.
 
-    The first round warms up, counts, and is not reported.
+    The first round warms up and counts operations; it is not reported.
 
     Args:
         model: The model.
-        ids: Of a text; repeated where it is shorter than a context. `int64 [N]`.
+        ids: Ids of a text, repeated if it is shorter than a context. `int64 [N]`.
         contexts: T of each document.
         budgets: As for `ask`, such as `5%`.
-        executors: Names; `direct` is left out where there is more than one run.
-        runs: Counts of runs, as for `shapes`.
-        rounds: Rounds that are reported.
-        policy: Selects, so that its time is there; its support is replaced by one of each shape.
+        executors: Names; `direct` is skipped if there is more than one run.
+        runs: Numbers of runs, as for `shapes`.
+        rounds: Number of reported rounds.
+        policy: Run for its time only; the selected rows are replaced by those of each shape.
 
     Yields:
         A record for each measurement, ready for JSON: `context`, `suffix`, `budget`, `rows`,
@@ -131,8 +131,8 @@ def sweep(
         `recovery_s`, and the counts `token_layers` and `pairs` beside those of a replay.
 
     Raises:
-        UsageError: A name, a budget or a length that has no meaning.
-        ContextError: A context that the model was not made for.
+        UsageError: A name, a budget or a length is not valid.
+        ContextError: The model does not support such a long context.
     """
     for context in contexts:
         edited = Edited.of(model, ids, context)
@@ -147,7 +147,7 @@ def sweep(
                 ]
         counts: dict[int, Tally] = {}
         for number in range(rounds + 1):
-            # Every other round runs backwards, so that no executor always follows the same one.
+            # Every other round runs in reverse, so that no executor always follows the same one.
             for at in range(len(trials)) if number % 2 else reversed(range(len(trials))):
                 budget, count, support, name = trials[at]
                 done = recover(edited, cache, len(support), policy=policy, executor=name, support=support)
@@ -174,7 +174,7 @@ def sweep(
 
 
 def counted(edited: Edited, cache: KVCache, rows: IntArray, executor: str) -> Tally:
-    """Refresh rows and count the work; changes the cache at them."""
+    """Refresh rows in `cache`, and count the work."""
     tally, model = Tally(cache), edited.model
     ids = model.to_device(edited.ids)
     for _ in refresh_(model, tally, ids, rows, choose_executor(executor, rows), on_query=tally.see):
@@ -183,10 +183,10 @@ def counted(edited: Edited, cache: KVCache, rows: IntArray, executor: str) -> Ta
 
 
 def summarise_executor(records: Iterable[Record]) -> list[Record]:
-    """Give medians of times, and of the ratios to packed within each round, by shape of support.
+    """Return medians of times, and of ratios to packed within each round, by shape.
 
     Args:
-        records: Of `sweep`, in any order.
+        records: Records of `sweep`, in any order.
 
     Returns:
         For each (context, budget, rows, runs), sorted: counts; `refresh_s` and `recovery_s` by
@@ -226,18 +226,18 @@ def _spread(values: list[float]) -> dict[str, float]:
 def layer_errors(
     edited: Edited, rows: IntArray, left: Executor = "custom", right: Executor = "packed"
 ) -> list[Record]:
-    """Compare two executors on the same support, layer by layer: the check of section G.5.
+    """Compare two executors on the same rows, layer by layer: the check of section G.5.
 
     Args:
-        edited: The document; shifted anew for each.
-        rows: The support, sorted `int64 [B]`.
-        left: The executor in question.
-        right: The one that it is compared with.
+        edited: The document; shifted separately for each executor.
+        rows: The selected rows, sorted `int64 [B]`.
+        left: The executor to check.
+        right: The reference.
 
     Returns:
         For each layer, from 0: `keys_max` and `values_max`, the largest absolute error of a number
         (keys before RoPE), and `keys_relative` and `values_relative`, the largest error of a row
-        of a head by the row's own length.
+        in a head, relative to the row's norm.
     """
     results = []
     for executor in (left, right):

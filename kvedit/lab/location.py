@@ -1,9 +1,9 @@
 """Evidence before or after the edit: the same passages, exchanged around a deleted one.
 
-After Appendix D of *Budgeted KV-Cache Repair for Evolving Contexts*, whose exact texts and rules
-are not public. What is known of them: the exchange keeps the geometry of the edit and the length
-of the suffix, and changes the order and recency of the evidence; the tail contrast changes
-filler, amount of stale state and distance from evidence to question at once. Built on that:
+Based on Appendix D of *Budgeted KV-Cache Repair for Evolving Contexts*, whose exact texts and rules
+are not public. Known is that the exchange keeps the geometry of the edit and the length of the
+suffix, and changes the order and recency of the evidence, while the tail contrast changes filler,
+amount of stale state and distance from evidence to question at once. This gives:
 
     side     tail     text, with the deleted passage as X
     before   short    evidence    X  distractors
@@ -11,17 +11,17 @@ filler, amount of stale state and distance from evidence to question at once. Bu
     before   long     evidence    X  distractors  filler
     after    long     distractors X  evidence     filler
 
-So with evidence behind the edit, it is the tail of the suffix in `short` and its head in `long`.
+So if the evidence is after the edit, it is the tail of the suffix in `short` and its head in `long`.
 
     evidence      all supporting passages, in the order of the file
-    X             a passage that is no evidence and does not hold the answer: the first that
-                  `kvedit.lab.qa.draws` gives which leaves the other groups possible
-    distractors   of the other such passages, those whose characters together come closest to the
-                  evidence's. They must come within a tenth, or the question does not qualify; no
-                  passage is cut, so the lengths of prefix and suffix are fixed to that much
-    filler        what is left of such passages, at least one
+    X             a passage that is not evidence and does not contain the answer: the first of
+                  `kvedit.lab.qa.draws` for which the other groups exist
+    distractors   of the other such passages, those whose total length is closest to that of the
+                  evidence. If it differs by more than a tenth, the question does not qualify. No
+                  passage is truncated, so the lengths of prefix and suffix match only that closely
+    filler        the remaining such passages, at least one
 
-Passages that hold the answer without being evidence are left out of all four.
+Passages that contain the answer but are not evidence are left out of all four.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from kvedit.lab.qa import unfit as unfit_for_placement
 from kvedit.lab.questions import Passage, Question
 
 MISMATCH = 0.1
-"""Difference of the two groups at most, as a part of the evidence."""
+"""Maximum length difference of the two groups, as a fraction of the evidence."""
 
 
 def unfit(question: Question) -> str | None:
-    """Say why a question gives no location cases, or `None` if it does, whatever the seed."""
+    """Return why a question gives no location cases, or `None` if it does; independent of the seed."""
     reason = unfit_for_placement(question)
     if reason is None and _groups(question, seed=0) is None:
         return "no distractors are as long as its evidence and leave a filler"
@@ -47,24 +47,24 @@ def unfit(question: Question) -> str | None:
 
 
 def cases(questions: Iterable[Question], *, seed: int = 0, limit: int | None = None) -> Iterator[Case]:
-    """Make four cases of each question: `before` and `after`, each `short` and `long`.
+    """Yield four cases per question: `before` and `after`, each `short` and `long`.
 
-    The facts of a case are `side`, `tail` and `mismatch`, by which part the suffix of `before` is
-    longer than that of `after` without filler, besides `type` and `set`.
+    The facts of a case are `type`, `set`, `side`, `tail` and `mismatch`: by which fraction the suffix
+    of `before` is longer than that of `after`, without filler.
 
     Args:
-        questions: Of which all qualify; `kvedit.lab.qa.sift(questions, unfit)` gives them.
-        seed: Of the draw of the passage to delete.
-        limit: Questions at most, not cases.
+        questions: Questions that qualify, from `kvedit.lab.qa.sift(questions, unfit)`.
+        seed: For choosing the passage to delete.
+        limit: Maximum number of questions, not of cases.
 
     Raises:
-        UsageError: A question does not qualify; none is dropped without a word.
+        UsageError: A question does not qualify; none is silently dropped.
     """
     for question in islice(questions, limit):
         if (reason := unfit(question)) is not None:
             raise refusal(question, reason)
         groups = _groups(question, seed)
-        assert groups is not None  # `unfit` has looked
+        assert groups is not None  # checked by `unfit`
         removed, evidence, distractors, filler = groups
         mismatch = round(_length(distractors) / _length(evidence) - 1, 3)
         for tail, more in (("short", []), ("long", filler)):
@@ -84,7 +84,7 @@ def cases(questions: Iterable[Question], *, seed: int = 0, limit: int | None = N
 def _groups(
     question: Question, seed: int
 ) -> tuple[Passage, list[Passage], list[Passage], list[Passage]] | None:
-    """Give the passage to delete, evidence, distractors and filler, if the two groups match."""
+    """Return the passage to delete, evidence, distractors and filler, if the two groups match."""
     evidence = [passage for passage in question.passages if passage.supporting]
     for removed in draws(question, seed):
         rest = [question.passages[index] for index in question.deletable if index != removed]
@@ -97,7 +97,7 @@ def _groups(
 
 
 def _closest(lengths: Sequence[int], target: int) -> tuple[int, ...] | None:
-    """Choose indices, not all, whose lengths sum to nearly `target`; of equals the first found."""
+    """Return indices, not all, whose lengths sum to nearly `target`; of equal sums the first found."""
     most = round(target * (1 + MISMATCH))
     sums: dict[int, tuple[int, ...]] = {0: ()}
     for index, length in enumerate(lengths):
@@ -110,5 +110,5 @@ def _closest(lengths: Sequence[int], target: int) -> tuple[int, ...] | None:
 
 
 def _length(passages: Sequence[Passage]) -> int:
-    """Characters of passages below each other, with the blank line behind them."""
+    """Return the number of characters of passages, with a blank line after each."""
     return len(lay_out(passages)[0]) + 1

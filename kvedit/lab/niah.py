@@ -1,16 +1,16 @@
-"""Erasing-NIAH: a sentence is deleted from a long text, and the question asks for what is left.
+"""Erasing-NIAH: a sentence is deleted from a long text, and the question is about the rest.
 
-Our own construction after section 4.2 of Budgeted KV-Cache Repair, whose exact texts are not
+Our own construction, based on section 4.2 of Budgeted KV-Cache Repair, whose exact texts are not
 public; needles and question follow RULER's single needle (arXiv 2404.06654). Variants:
 
-    same-key   two needles with one key, the earlier one is deleted; far damage
+    same-key   two needles with the same key, of which the earlier is deleted; far damage
     relabel    records of a label and a value; the deletion takes one record's value and the next
-               one's label, so that the value below belongs to the label above; near damage
-    derived    an alias is corrected, the correction is deleted; the lookup below stays
-    injection  an instruction is deleted; the answer should not follow it any more
+               one's label, so that the value after it belongs to the label before; near damage
+    derived    an alias is corrected, and the correction is deleted; the lookup after it stays
+    injection  an instruction is deleted; the answer should no longer follow it
 
-The split `dev` is for tuning and `test` for reporting: they share no key, no value and no part
-of the haystack.
+The split `dev` is for tuning and `test` for reporting: they share no keys, values or
+parts of the haystack.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from kvedit.tokens.tokenizer import Tokenizer
 VARIANTS = ("same-key", "relabel", "derived", "injection")
 SPLITS = ("dev", "test")
 DEPTHS = (0.1, 0.3, 0.5)
-GAPS = (0, 64, 256, 1024)  # and as far as the text goes
-_PARAGRAPH = 5  # sentences
+GAPS = (0, 64, 256, 1024)  # and up to the end of the text
+_PARAGRAPH = 5  # sentences per paragraph
 _DEV_SHARE = 0.25  # of the haystack
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How a needle is worded.
+    """The wording of a needle.
 
     Attributes:
         needle: The sentence, with KEY and VALUE.
-        question: Asks for the value.
-        opening: How the answer begins.
-        digits: Of the value.
+        question: The question about the value.
+        opening: Beginning of the answer.
+        digits: Number of digits of the value.
     """
 
     needle: str
@@ -84,8 +84,8 @@ class Haystack:
     """Sentences to hide needles in.
 
     Args:
-        text: Any prose; its white space is made even.
-        tokenizer: Counts tokens.
+        text: Any prose; white space is normalized.
+        tokenizer: For counting tokens.
 
     Raises:
         UsageError: It has too few sentences.
@@ -101,7 +101,7 @@ class Haystack:
             )
 
     def cut(self, random: np.random.Generator, split: str, tokens: int) -> list[str]:
-        """Give sentences of about so many tokens from somewhere in the split's part, in order."""
+        """Return consecutive sentences of about `tokens` tokens from the split's part of the text."""
         middle = int(len(self.sentences) * _DEV_SHARE)
         part = self.sentences[:middle] if split == "dev" else self.sentences[middle:]
         at, held, found = int(random.integers(0, len(part))), 0, list[str]()
@@ -112,12 +112,12 @@ class Haystack:
         return found
 
     def count(self, sentence: str) -> int:
-        """Tokens of a sentence within a text."""
+        """Return the number of tokens of a sentence within a text."""
         return len(self._tokenizer.encode_text(" " + sentence))
 
 
 def built_in() -> str:
-    """Give a haystack of plain sentences that needs no file: small words, drawn by a fixed seed."""
+    """Return a generated haystack of plain sentences; the random seed is fixed."""
     random = np.random.default_rng(0)
     who = "The baker|A young clerk|My neighbour|The old captain|Her cousin|The night guard|A tall student"
     did = "carried|painted|counted|repaired|forgot|borrowed|sold|wrapped|washed|described|followed|measured"
@@ -126,7 +126,7 @@ def built_in() -> str:
     why = "because the road was closed|while the kettle boiled|although nobody had asked|as he always did"
     parts = [column.split("|") for column in (who, did, what, when, why)]
     drawn = ([part[int(random.integers(len(part)))] for part in parts] for _ in range(4000))
-    return " ".join(dict.fromkeys(" ".join(words) + "." for words in drawn))  # the splits share none
+    return " ".join(dict.fromkeys(" ".join(words) + "." for words in drawn))  # none twice
 
 
 def cases(
@@ -139,16 +139,16 @@ def cases(
     split: str = "test",
     seed: int = 0,
 ) -> Iterator[Case]:
-    """Make cases; equal arguments give equal cases.
+    """Yield cases; equal arguments give equal cases.
 
     Args:
-        haystacks: To hide in, taken in turn.
+        haystacks: Texts to hide needles in, used in turn.
         variant: One of `VARIANTS`.
-        templates: Names in `TEMPLATES`, taken in turn; for `same-key`.
-        count: How many.
-        tokens: Of the text, from the shortest to the longest.
+        templates: Names in `TEMPLATES`, used in turn; for `same-key`.
+        count: Number of cases.
+        tokens: Length of the text, shortest and longest.
         split: One of `SPLITS`.
-        seed: Of all draws.
+        seed: Random seed.
     """
     make = _MAKERS[variant]
     for number in range(count):
@@ -161,20 +161,20 @@ def cases(
 
 @dataclass(slots=True)
 class _Draw:
-    """What a case draws from."""
+    """Random choices for a case."""
 
     random: np.random.Generator
     split: str
     number: int
 
     def key(self) -> str:
-        """A key that the other split does not use: its two words share no parity."""
+        """Return a key that the other split does not use, by the parity of its two words."""
         first = int(self.random.integers(len(_FIRST)))
         seconds = _SECOND[(first + SPLITS.index(self.split)) % 2 :: 2]
         return f"{_FIRST[first]}-{seconds[int(self.random.integers(len(seconds)))]}"
 
     def values(self, count: int, digits: int, text: str) -> list[str]:
-        """Different values, none of them in the text, odd in `dev` and even in `test`."""
+        """Return distinct values that are not in the text, odd in `dev` and even in `test`."""
         found: list[str] = []
         while len(found) < count:
             value = 2 * int(self.random.integers(10 ** (digits - 1) // 2, 10**digits // 2))
@@ -199,7 +199,7 @@ def _same_key(haystack: Haystack, draw: _Draw, name: str, tokens: int, template:
         passed += haystack.count(straw[second])
         second += 1
     if gap is not None and passed < gap:
-        gap = None  # the text ended before
+        gap = None  # the text ended earlier
     sentences = [*straw[:first], erased, *straw[first:second], kept, *straw[second:]]
     text, edit, gold = _text(sentences, first, kept)
     return Case(
@@ -321,8 +321,8 @@ def _text(sentences: list[str], erased: int, kept: str) -> tuple[str, Edit, tupl
     """Join sentences into paragraphs.
 
     Returns:
-        The text, the edit that takes out one sentence with its space, and the span of `kept` in
-        what is left.
+        The text, the edit that deletes one sentence with its space, and the span of `kept` in the
+        edited text.
     """
     text = _paragraphs(sentences)
     start = sum(len(sentence) + 1 for sentence in sentences[:erased])

@@ -1,8 +1,8 @@
-"""How much of an answer is rounding: the same replay along different paths of execution.
+"""The effect of rounding on answers: the same replay along different execution paths.
 
-Chunks, threads, dtype and executor change the order in which numbers are summed, and nothing
-else (Appendix E of Budgeted KV-Cache Repair). What they do to logits and answers is the floor
-below which no difference between two methods means anything.
+Chunks, threads and executor change only the order of summation, and dtype the precision (Appendix E
+of Budgeted KV-Cache Repair). Differences between two methods that are smaller than their effect on
+logits and answers are not meaningful.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from kvedit.tokens.prompt import check_context
 
 SCHEMA_VERSION = 1
 ANSWER_TOKENS = 32
-_LOGIT_ROWS = 128  # rows whose logits are held at once
+_LOGIT_ROWS = 128  # rows whose logits are in memory at once
 IntArray = npt.NDArray[np.int64]
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One way to compute the same.
+    """One way to compute the same result.
 
     Attributes:
-        name: In the records.
-        chunk: Rows that a walk takes at most.
-        threads: Of torch; 0 leaves them as they are.
+        name: Name in the records.
+        chunk: Maximum number of rows per walk.
+        threads: Number of torch threads; 0 leaves it unchanged.
         dtype: Name of a dtype; empty for the model's own.
         executor: `direct`, adjacent rows as a slice, or `packed`, the same rows by index.
     """
@@ -59,12 +59,12 @@ PATHS = (
     Path("packed", executor="packed"),
     Path("bfloat16", dtype="bfloat16"),
 )
-"""Paths to compare with the first of them; `again` is the reference a second time."""
+"""The first is the reference for the others; `again` repeats it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Hidden states of all positions, `[T + Nq, hidden]`, who turns them to logits, and the answer."""
+    """Hidden states of all positions, `[T + Nq, hidden]`, the model that maps them to logits, the answer."""
 
     model: Model
     hidden: Tensor
@@ -74,19 +74,19 @@ class _Outcome:
 def numerics(
     model: Model, ids: IntArray, question_ids: IntArray, paths: Sequence[Path] = PATHS
 ) -> Iterator[Record]:
-    """Replay a document along paths, ask it a question, and compare with the first path.
+    """Replay a document along several paths, ask a question, and compare with the first path.
 
     Args:
-        model: The model. Another dtype is opened beside it from its folder.
-        ids: Of head and document, `int64 [T]`.
+        model: The model. For another dtype, it is opened again from its folder.
+        ids: Ids of head and document, `int64 [T]`.
         question_ids: `int64 [Nq]`, not empty.
         paths: The first is the reference.
 
     Yields:
-        A record for each other path, ready for JSON: its settings, `reference`, `positions`;
+        A JSON-serializable record for each other path: its settings, `reference`, `positions`;
         `logit_max` and `logit_mean`, absolute differences over positions and vocabulary;
         `exact_disagreement` and `argmax_disagreement`, the share of positions where any logit,
-        and where the likeliest id, differs; `sequence_differs`, whether the greedy answers of 32
+        or the most likely id, differs; `sequence_differs`, whether the greedy answers of 32
         tokens do, and `first_difference`, the index of the first token that does or None.
 
     Raises:
@@ -112,7 +112,7 @@ def numerics(
 
 
 def _replay(model: Model, ids: IntArray, question_ids: IntArray, path: Path) -> _Outcome:
-    """Compute all rows and the question's along a path, and answer greedily."""
+    """Compute the rows of document and question along a path, and answer greedily."""
     if path.dtype not in ("", model.dtype_name):
         device = "map" if model.spread else model.device.type
         model = Model.open(model.directory, device=device, dtype=path.dtype)
@@ -123,7 +123,7 @@ def _replay(model: Model, ids: IntArray, question_ids: IntArray, path: Path) -> 
         both = model.to_device(np.concatenate([ids, question_ids]).astype(np.int64))
         cache = model.new_cache(len(both) + ANSWER_TOKENS)
         hidden = []
-        for start, stop in ((0, len(ids)), (len(ids), len(both))):  # a question has chunks of its own
+        for start, stop in ((0, len(ids)), (len(ids), len(both))):  # the question has its own chunks
             for first in range(start, stop, path.chunk):
                 last = min(first + path.chunk, stop)
                 rows: slice | Tensor = slice(first, last)
@@ -163,7 +163,7 @@ def _compare(reference: _Outcome, other: _Outcome) -> Record:
 
 
 def summarise_numerics(records: Iterable[Record]) -> list[Record]:
-    """Join the records of several cases, one row a path, in the order in which paths came.
+    """Combine the records of several cases, one row per path, in order of first occurrence.
 
     Returns:
         For each path: `cases`; the largest `logit_max`; means of `logit_mean`,

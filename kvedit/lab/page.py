@@ -1,4 +1,4 @@
-"""The frame of a report: style sheet, tables, figures with a legend, and how figures are written."""
+"""The parts of a report: style sheet, tables, charts with legends, and number formats."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NONE = "\N{EN DASH}"
 
 
 def page(title: str, facts: Iterable[str], parts: Iterable[str], config: dict[str, Any]) -> str:
-    """Write the whole file; `parts` are HTML, all else is text."""
+    """Return the whole file; `parts` are HTML, everything else is escaped."""
     rows = [[escape(name), escape(value)] for name, value in _flat(config, "")]
     return "\n".join(
         [
@@ -77,15 +77,15 @@ def table(
     folded: bool = False,
     style: str = "figures",
 ) -> str:
-    """Write a table under a heading; cells are HTML, all else is text.
+    """Return a table with a heading; cells are HTML, everything else is escaped.
 
     Args:
         title: Heading.
-        note: What the reader must know.
-        heads: Of the columns.
-        rows: The first cell of each is its head.
-        folded: Show the heading only, until it is clicked.
-        style: Class of the table.
+        note: Explanation for the reader.
+        heads: Column headings.
+        rows: Cells; the first of each row is its heading.
+        folded: Show only the heading until it is clicked.
+        style: CSS class of the table.
     """
     head = "".join(f"<th scope='col'>{escape(text)}</th>" for text in heads)
     body = "".join(
@@ -102,11 +102,11 @@ def table(
 
 
 def figure(title: str, drawn: str, marks: Sequence[tuple[int | str, str]]) -> str:
-    """Write a chart with its legend.
+    """Return a chart with its legend.
 
     Args:
-        title: Above it.
-        drawn: SVG.
+        title: Title above the chart.
+        drawn: SVG of the chart.
         marks: Style or class, and name, of each entry of the legend.
     """
     legend = "".join(f"<li>{key(style)}{escape(name)}</li>" for style, name in marks)
@@ -114,32 +114,32 @@ def figure(title: str, drawn: str, marks: Sequence[tuple[int | str, str]]) -> st
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Write a number, with commas between thousands."""
+    """Format a number, with commas between thousands."""
     return NONE if value is None else f"{value:,.{digits}f}".replace("-", MINUS)
 
 
 def small(value: float | None) -> str:
-    """Write a number with two digits after the point."""
+    """Format a number with two decimals."""
     return number(value, 2)
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """Write a difference with its sign."""
+    """Format a difference with its sign."""
     return NONE if value is None else f"{value:+,.{digits}f}".replace("-", MINUS)
 
 
 def percent(value: float | None) -> str:
-    """Write a share."""
+    """Format a share as a percentage."""
     return NONE if value is None else f"{number(100 * value, 1)} %"
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Write a time, without its unit."""
+    """Format seconds as milliseconds, without the unit."""
     return NONE if seconds is None else number(seconds * 1000, 1)
 
 
 def interval(estimate: dict[str, Any], write: Callable[[float], str] = number) -> str:
-    """Write an interval on a line of its own in a cell; nothing where there is none."""
+    """Format an interval on its own line of a cell; empty if there is none."""
     if estimate["low"] is None:
         return ""
     low, high = (write(estimate[end]).removesuffix(" %") for end in ("low", "high"))
@@ -147,7 +147,7 @@ def interval(estimate: dict[str, Any], write: Callable[[float], str] = number) -
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Give the leaves of a config, each with its path."""
+    """Yield the leaves of a config, each with its path."""
     if isinstance(value, dict):
         for one, part in value.items():
             yield from _flat(part, f"{name}.{one}" if name else one)

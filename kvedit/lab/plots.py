@@ -1,4 +1,4 @@
-"""Which charts a report has, and what each of them shows."""
+"""The charts of a report."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kvedit.lab.statistics import Record
 
 T = TypeVar("T")
 ENDS = {"shift": "Shift", "replay": "Replay", "reprefill": "Re-prefill", "erratum": "Erratum"}
-_BOUNDS = {"0": "Shift", "full": "Replay"}  # every policy is one of these at that budget
+_BOUNDS = {"0": "Shift", "full": "Replay"}  # at these budgets all policies are equal
 _KINDS = [
     ("repaired", "c0 fill"),
     ("both right", "right fill"),
     ("both wrong", "wrong fill"),
     ("regressed", "c3 fill"),
 ]
-_LOWEST = -1.0  # a recovery below it is drawn at the edge
+_LOWEST = -1.0  # lower recoveries are drawn at the edge
 
 
 def by_budget(arms: dict[str, Record]) -> Iterator[str]:
@@ -42,7 +42,7 @@ def by_latency(arms: dict[str, Record]) -> Iterator[str]:
 def _pairs(
     arms: dict[str, Record], by: str, x: Axis, places: dict[str, float], ends: Sequence[str]
 ) -> Iterator[str]:
-    """Give pairs of charts, as many as it takes to tell the policies apart; each shows the ends too."""
+    """Yield enough pairs of charts to distinguish the policies; each also shows the arms without a policy."""
     axes = _quality_axes(arms)
     for part, lines in _panels(arms):
         yield '<div class="pair">'
@@ -59,7 +59,7 @@ def _pairs(
 
 
 def _panels(arms: dict[str, Record]) -> Iterator[tuple[str, Sequence[tuple[str, list[str]]]]]:
-    """Give the policies with their arms, as many at once as a chart can tell apart."""
+    """Yield the policies with their arms, as many at a time as a chart can distinguish."""
     lines: dict[str, list[str]] = {}
     for name, arm in arms.items():
         if arm["policy"]:
@@ -68,7 +68,7 @@ def _panels(arms: dict[str, Record]) -> Iterator[tuple[str, Sequence[tuple[str, 
 
 
 def _parts(every: Sequence[T]) -> Iterator[tuple[str, Sequence[T]]]:
-    """Give as many at once as a chart can tell apart, each time with what its title says of it."""
+    """Yield as many items at a time as a chart can distinguish, each with a suffix for the title."""
     count = max(1, -(-len(every) // charts.STYLES))
     for at in range(count):
         part = f" ({at + 1} of {count})" if count > 1 else ""
@@ -89,7 +89,7 @@ def _quality_axes(arms: dict[str, Record]) -> dict[str, Axis]:
 def _points(
     arms: dict[str, Record], names: Sequence[str], field: str, places: dict[str, float]
 ) -> list[Point]:
-    """Give a point for each arm that has the figure, from left to right."""
+    """Return a point for each arm that has the figure, from left to right."""
     found = []
     for name in sorted(names, key=places.__getitem__):
         held = arms[name][field]
@@ -101,7 +101,7 @@ def _points(
 
 
 def transitions(arms: dict[str, Record]) -> str:
-    """Draw what became of Shift's right and wrong answers, a bar for each arm."""
+    """Draw the transitions from the right and wrong answers of `shift`, one bar per arm."""
     rows = [
         (name, [arm["against"]["shift"]["transitions"][kind.replace(" ", "_")] for kind, _ in _KINDS])
         for name, arm in arms.items()
@@ -115,7 +115,7 @@ def transitions(arms: dict[str, Record]) -> str:
 
 
 def where(arms: dict[str, Record]) -> str:
-    """Draw where the refreshed rows fell, a strip for each arm that chose some."""
+    """Draw the positions of the refreshed rows, one strip per arm that selects any."""
     rows = [
         (name, [count / sum(arm["where"]) for count in arm["where"]])
         for name, arm in arms.items()
@@ -130,7 +130,7 @@ def where(arms: dict[str, Record]) -> str:
 
 
 def ratios(shapes: Sequence[Record]) -> list[str]:
-    """Draw how many times as long `interval` takes as `packed`, by runs: a line a context and budget."""
+    """Draw the time of `interval` relative to `packed` by runs, one line per context and budget."""
     lines: dict[str, list[tuple[int, Record]]] = {}
     for shape in shapes:
         if ratio := shape["refresh_over_packed"].get("interval"):

@@ -1,19 +1,19 @@
-"""Natural multi-hop questions, and cases that delete a passage which no answer needs.
+"""Natural multi-hop questions, and cases that delete a passage that no answer needs.
 
-After section 4.3 of *Budgeted KV-Cache Repair for Evolving Contexts*: each source question gives
-three cases that delete the same non-supporting passage from three places. The paper does not
-say which places; these are ours:
+Based on section 4.3 of *Budgeted KV-Cache Repair for Evolving Contexts*: each source question gives
+three cases that delete the same non-supporting passage from three positions. The paper does not
+specify the positions; these are ours:
 
-    early    before all other passages, so all that is left is stale
+    early    before all other passages, so everything that remains is stale
     middle   after half of them, rounded down
-    late     after three quarters of them, rounded down: before the last one alone, a budget of
-             a few per cent of what is stale would often buy nothing
+    late     after three quarters of them, rounded down; directly before the last passage, a budget
+             of a few per cent of the stale rows would often resolve to 0 rows
 
-The other passages keep their order, so all three cases have the same text after the edit, and
-what differs is how much of it is stale.
+The other passages keep their order, so all three cases have the same text after the edit. Only the
+number of stale rows differs.
 
-A passage is a line with its title and a line with its text; a blank line stands between two. The
-edit takes whole lines: the passage and the blank line behind it.
+A passage is a line with its title and a line with its text, with a blank line between passages. The
+edit deletes whole lines: the passage and the blank line after it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kvedit.text.document import Edit
 __all__ = ["cases", "deletion", "draws", "lay_out", "read", "refusal", "sift", "unfit"]
 
 REQUEST = "Answer with a few words only."
-"""What is asked besides the question; exact match needs a short answer."""
+"""Appended to the question; exact match needs a short answer."""
 
 MAX_NEW_TOKENS = 32
-"""Of an answer; the longest of the data sets take over 20."""
+"""Maximum number of answer tokens; the longest answers of the datasets take over 20."""
 
 
 def unfit(question: Question) -> str | None:
-    """Say why a question gives no placement cases, or `None` if it does."""
+    """Return why a question gives no placement cases, or `None` if it does."""
     if question.flaw is not None:
         return question.flaw
     if not any(normalise(answer, question.dataset) for answer in question.answers):
@@ -55,14 +55,14 @@ def unfit(question: Question) -> str | None:
 def sift(
     questions: Iterable[Question], unfit: Callable[[Question], str | None] = unfit
 ) -> tuple[list[Question], dict[str, str]]:
-    """Part the questions that qualify from the others.
+    """Separate the questions that qualify from the others.
 
     Args:
-        questions: In the order of their file.
-        unfit: Says why one does not qualify; `kvedit.lab.location` has its own.
+        questions: In file order.
+        unfit: Returns why a question does not qualify; `kvedit.lab.location` has its own.
 
     Returns:
-        Those that do, in order; and of each other its name and why it does not.
+        Questions that qualify, in order; name and reason of each other question.
     """
     fit: list[Question] = []
     left_out: dict[str, str] = {}
@@ -76,15 +76,15 @@ def sift(
 
 
 def cases(questions: Iterable[Question], *, seed: int = 0, limit: int | None = None) -> Iterator[Case]:
-    """Make three cases of each question: `early`, `middle` and `late`, in the questions' order.
+    """Yield three cases per question: `early`, `middle` and `late`, in the questions' order.
 
     Args:
-        questions: Of which all qualify; `sift` gives them.
-        seed: Of the draw of the passage to delete. Other questions and `limit` do not change it.
-        limit: Questions at most, not cases.
+        questions: Questions that qualify, from `sift`.
+        seed: For choosing the passage to delete, independently of other questions and `limit`.
+        limit: Maximum number of questions, not of cases.
 
     Raises:
-        UsageError: A question does not qualify; none is dropped without a word.
+        UsageError: A question does not qualify; none is silently dropped.
     """
     for question in islice(questions, limit):
         if (reason := unfit(question)) is not None:
@@ -98,26 +98,26 @@ def cases(questions: Iterable[Question], *, seed: int = 0, limit: int | None = N
 
 
 def draws(question: Question, seed: int) -> list[int]:
-    """Shuffle the indices of deletable passages by a hash of seed, question and index."""
+    """Return the indices of deletable passages, shuffled by a hash of seed, question and index."""
     return sorted(question.deletable, key=lambda index: digest(f"{seed}:{question.name}:{index}"))
 
 
 def refusal(question: Question, reason: str) -> UsageError:
-    """What to raise for a question that does not qualify."""
+    """Return the error for a question that does not qualify."""
     return UsageError(f"{question.name} gives no case: {reason}.", "Leave such questions out first (sift).")
 
 
 def deletion(
     question: Question, passages: Sequence[Passage], place: int, label: str, facts: dict[str, Any]
 ) -> Case:
-    """Make the case that deletes one passage of a text.
+    """Return the case that deletes one passage of a text.
 
     Args:
-        question: Asked about the rest.
+        question: The question about the remaining text.
         passages: The text before the edit, in order.
         place: Index of the passage to delete, not the last.
-        label: What the case's name has behind its source's.
-        facts: Of the case, besides type and set.
+        label: Suffix of the case's name after that of its source.
+        facts: Facts of the case, in addition to type and set.
     """
     text, spans = lay_out(passages)
     left = [passage for index, passage in enumerate(passages) if index != place]
@@ -137,11 +137,11 @@ def deletion(
 
 
 def lay_out(passages: Sequence[Passage]) -> tuple[str, list[tuple[int, int]]]:
-    """Write passages one below the other.
+    """Join passages into a text.
 
     Returns:
-        The text, and of each passage the span `[start, stop)` of title and text in it, in
-        characters, without its last line end.
+        The text, and the span `[start, stop)` of each passage in it: title and text, in characters,
+        without the last line end.
     """
     blocks = [passage.block for passage in passages]
     spans: list[tuple[int, int]] = []

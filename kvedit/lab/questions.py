@@ -1,4 +1,4 @@
-"""Multi-hop questions with their passages, read from the data sets' own files."""
+"""Multi-hop questions with their passages, read from the datasets' own files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A passage of a context, its white space reduced to single spaces.
+    """A passage of a context, with white space normalized to single spaces.
 
     Attributes:
-        title: May be empty.
-        text: On one line.
-        supporting: Whether the data set calls it evidence.
+        title: Title; may be empty.
+        text: Text, on one line.
+        supporting: Whether the dataset marks it as evidence.
         has_answer: Whether a right answer occurs in it.
     """
 
@@ -37,7 +37,7 @@ class Passage:
 
     @property
     def block(self) -> str:
-        """Its lines, each with its end."""
+        """Return its lines, each with its line end."""
         return "".join(f"{line}\n" for line in (self.title, self.text) if line)
 
 
@@ -46,13 +46,13 @@ class Question:
     """A question with its context.
 
     Attributes:
-        id: The data set's own.
-        dataset: A name of `kvedit.lab.scoring.DATASETS`.
-        type: The data set's own kind of question; may be empty.
-        question: In the data set's words.
-        answers: All that count as right.
-        passages: In the order of the file.
-        flaw: Why no case can be made of it, as far as its record says.
+        id: Id in the dataset.
+        dataset: A name in `kvedit.lab.scoring.DATASETS`.
+        type: Kind of question in the dataset; may be empty.
+        question: Text of the question.
+        answers: All right answers.
+        passages: In file order.
+        flaw: Why its record allows no case, if so.
     """
 
     id: str
@@ -65,12 +65,12 @@ class Question:
 
     @property
     def name(self) -> str:
-        """What its cases call their source: data set and id, which may say the data set itself."""
+        """Return the source name of its cases: dataset and id, unless the id contains the dataset."""
         return f"{self.dataset}-{self.id.removeprefix(f'{self.dataset}-')}"
 
     @property
     def deletable(self) -> list[int]:
-        """Indices of passages that are no evidence and hold no answer; "yes" is held by none."""
+        """Return the indices of passages without evidence or an answer; "yes" counts as in none."""
         closed = all(answer.lower() in ("yes", "no") for answer in self.answers)
         return [
             index
@@ -80,13 +80,13 @@ class Question:
 
 
 class _Wrong(Exception):
-    """What a record lacks; whoever knows its place in the file makes a sentence of it."""
+    """What is wrong with a record; the caller adds its position in the file."""
 
 
 def read(path: str | Path) -> list[Question]:
-    """Read the questions of a file, in its order.
+    """Read the questions of a file, in order.
 
-    The layout is told by the file itself:
+    The layout is detected from the content:
 
         HotpotQA, 2Wiki   a JSON list of `_id`, `question`, `answer`, `supporting_facts`,
                           `context`; 2Wiki has `evidences` too
@@ -96,14 +96,14 @@ def read(path: str | Path) -> list[Question]:
         any               JSON lines of `id`, `dataset`, `type`, `question`, `answers`,
                           `paragraphs` with `title`, `text`, `supporting`, `has_answer`
 
-    In HotpotQA and 2Wiki, evidence is named by title, so all passages of that title count as such.
-    IIRC's `dev.json` has no linked articles, only snippets of them. So the context is ours: the
-    article's own passage and the snippets of the question's evidence are supporting; snippets of
-    other questions on that article and, up to eight passages, the articles that follow in the
-    file are not; a hash sets their order. Its layout is known to us from programs that read it.
+    HotpotQA and 2Wiki name evidence by title, so all passages with that title count as evidence.
+    IIRC's `dev.json` has only snippets of linked articles, so the context is our own. The article's
+    passage and the snippets of the question's evidence are supporting. Snippets of other questions on
+    that article and, up to eight passages, the next articles in the file are not. A hash determines
+    their order. We know the layout of the file from programs that read it.
 
     Raises:
-        UsageError: It cannot be read, or is not in one of these layouts.
+        UsageError: The file cannot be read, or has none of these layouts.
     """
     text, _ = decode(read_bytes(path), str(path))
     if text.lstrip().startswith("["):
@@ -116,7 +116,7 @@ def read(path: str | Path) -> list[Question]:
     if not questions:
         raise UsageError(f"{path} holds no question.", "Give a file of questions with their passages.")
     seen: set[str] = set()
-    # MuSiQue-Full has each question again without its evidence; such a twin gives no case.
+    # MuSiQue-Full repeats each question without its evidence; the repetition gives no case.
     for question in (question for question in questions if question.flaw is None):
         if question.name in seen:
             raise UsageError(f"{path} has the question {question.id} twice.", "Give each id once.")
@@ -135,7 +135,7 @@ def _parse(text: str, path: str | Path, line: int | None = None) -> Any:
 
 
 def _at(place: str, reader: Callable[[Any], _Read], record: Any) -> _Read:
-    """Read a record; say where it stands if it is wrong."""
+    """Read a record; add its position to the error if it is wrong."""
     try:
         return reader(record)
     except _Wrong as error:
@@ -160,7 +160,7 @@ def _read_list(records: Any, path: str | Path) -> list[Question]:
 
 
 def _take(record: Any, key: str, kind: type[_Kind], default: _Kind | None = None) -> _Kind:
-    """Give a field of that kind."""
+    """Return a field, checked to be of type `kind`."""
     if not isinstance(record, dict):
         raise _Wrong("an object was expected")
     value = record.get(key, default)
@@ -184,7 +184,7 @@ def _passage(title: str, text: str, supporting: bool, has_answer: bool) -> Passa
 
 
 def _line(record: Any) -> Question:
-    """Read a line: MuSiQue's own, or one whose passages say what is needed."""
+    """Read a line, in the layout of MuSiQue or in the general one."""
     paragraphs = _take(record, "paragraphs", list)
     if any(isinstance(one, dict) and "paragraph_text" in one for one in paragraphs):
         return _musique(record)
@@ -262,7 +262,7 @@ def _question(
     parts: Sequence[tuple[str, str, bool]],
     flaw: str | None,
 ) -> Question:
-    """Make a question of (title, text, supporting), and look for the answer in them."""
+    """Return a question from passages (title, text, supporting), and look for the answer in them."""
     passages = [
         _passage(title, text, supporting, holds(f"{title} {text}", answers, dataset))
         for title, text, supporting in parts
@@ -287,7 +287,7 @@ def _article(record: Any) -> _Article:
 
 
 def _iirc(articles: Sequence[_Article]) -> list[Question]:
-    """Read the questions of the first article; the others fill contexts up."""
+    """Read the questions of the first article; the others fill up contexts."""
     first = articles[0]
     linked = [_snippets(question) for question in first.questions]
     questions: list[Question] = []
@@ -304,14 +304,14 @@ def _iirc(articles: Sequence[_Article]) -> list[Question]:
         parts += [(other.title, other.text, False) for other in articles[1 : 1 + missing]]
         name = _take(record, "qid", str, digest(f"{first.text}:{number}")[:12])
         type_, answers, flaw = _iirc_answer(_take(record, "answer", dict))
-        # The article comes first by its making; nothing may follow from where evidence stands.
+        # Shuffle: the article is listed first, and the position of evidence must reveal nothing.
         parts.sort(key=lambda part: digest(f"{name}:{part[0]}:{part[1]}"))
         questions.append(_question(name, "iirc", type_, _take(record, "question", str), answers, parts, flaw))
     return questions
 
 
 def _snippets(question: Any) -> dict[str, dict[str, None]]:
-    """Give the evidence outside the article: of each linked title its snippets, each once."""
+    """Return the evidence outside the article: the distinct snippets of each linked title."""
     found: dict[str, dict[str, None]] = {}
     for span in _take(question, "context", list):
         title, text = _take(span, "passage", str), _take(span, "text", str)
@@ -321,7 +321,7 @@ def _snippets(question: Any) -> dict[str, dict[str, None]]:
 
 
 def _iirc_answer(answer: dict[str, Any]) -> tuple[str, list[str], str | None]:
-    """Give the type, the right answers, and why they cannot be asked for."""
+    """Return the type, the right answers, and why the question cannot be asked, if so."""
     type_ = _take(answer, "type", str)
     if type_ == "span":
         spans = [_take(span, "text", str).strip() for span in _take(answer, "answer_spans", list)]
@@ -340,5 +340,5 @@ def _iirc_answer(answer: dict[str, Any]) -> tuple[str, list[str], str | None]:
 
 
 def digest(text: str) -> str:
-    """Give a hash, by which things are put in an order that says nothing about them."""
+    """Return a hash, used to sort in an order unrelated to content."""
     return sha256(text.encode()).hexdigest()

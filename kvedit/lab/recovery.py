@@ -1,8 +1,7 @@
 """A recovery: everything between an edit and the question, as a bench repeats it.
 
-Shift, selection and refresh as `ask` has them, but with any support, on a cache of the bench's
-own, and with the choice to select while the shift runs (Appendix G.3 and G.4 of Budgeted
-KV-Cache Repair).
+Shift, selection and refresh as in `ask`, but with any selected rows, on the bench's own cache, and
+optionally selecting while the shift runs (Appendix G.3 and G.4 of Budgeted KV-Cache Repair).
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from kvedit.repair.refresh import prefill_, shift_
 from kvedit.timing import Timings, waiter
 
 HEAD_ROWS = 16
-"""Rows before the edit of a document made by `Edited.of`."""
+"""Number of rows before the edit in `Edited.of`."""
 GONE_ROWS = 32
-"""Rows that this edit removes."""
+"""Number of rows that the edit removes."""
 IntArray = npt.NDArray[np.int64]
 
 
@@ -44,7 +43,7 @@ class Edited:
     Attributes:
         model: The model.
         ids: Ids of all rows, `int64 [T]`.
-        rows: Where each row lives.
+        rows: The row table.
         segments: Raw keys and values `[L, H, N, D]` by name.
         unit: Unit of each row, `int64 [T]`; -1 before the body.
         query_ids: Ids of the bare question, `int64 [Nq]`.
@@ -61,17 +60,17 @@ class Edited:
 
     @classmethod
     def of(cls, model: Model, ids: IntArray, context: int, unit_rows: int = 32) -> Edited:
-        """Prefill ids with a passage near their start, and take that passage out.
+        """Prefill ids with a passage near their start, and delete that passage.
 
         Args:
-            model: Prefills.
-            ids: Repeated where they are too few, `int64 [N]`.
+            model: The model.
+            ids: Repeated if there are too few, `int64 [N]`.
             context: T, rows after the edit.
-            unit_rows: Rows in each unit.
+            unit_rows: Rows per unit.
 
         Raises:
-            ContextError: The model was not made for so many rows.
-            UsageError: There is nothing behind the edit, or there are no ids.
+            ContextError: The model does not support that many rows.
+            UsageError: There is nothing after the edit, or there are no ids.
         """
         if not len(ids) or context <= HEAD_ROWS:
             raise UsageError(
@@ -102,7 +101,7 @@ class Edited:
 
     @property
     def suffix(self) -> IntArray:
-        """The S rows that may be bought, sorted."""
+        """Return the S eligible rows, sorted."""
         return np.flatnonzero(self.rows.suffix)
 
 
@@ -112,8 +111,8 @@ class Recovery:
 
     Attributes:
         cache: The cache.
-        support: What was selected, `int64 [B]`.
-        computed: What was computed: the support and missing rows.
+        support: The selected rows, `int64 [B]`.
+        computed: The recomputed rows: selected and missing ones.
         states: Raw states of the rows computed.
         timings: `shift`, `selection` and `refresh`; with overlap `preparation` and `refresh`.
     """
@@ -135,21 +134,21 @@ def recover(
     support: IntArray | None = None,
     overlap: bool = False,
 ) -> Recovery:
-    """Shift, select and refresh, as `ask` does before it reads the question.
+    """Shift, select and refresh, as `ask` does before it prefills the question.
 
     Args:
         edited: The document.
-        cache: Filled; has room for all rows and, for policies that probe, the question.
-        budget: B, rows to refresh.
+        cache: Cache to fill; must hold all rows and, for policies that probe, the question.
+        budget: B, the number of rows to refresh.
         policy: Name of the policy.
         executor: As for `ask`.
-        support: Refreshed in place of what was selected, sorted `int64`.
+        support: Rows to refresh instead of the selected ones, sorted `int64`.
         overlap: Score and select while the shift runs, in another thread and, on CUDA, another
-            stream (section G.3). The result is the same, bit for bit. A bench's option only: on a
-            CPU both want the same cores, and nothing is saved.
+            stream (section G.3). The result is bit-identical. Only for benches: on a CPU both need
+            the same cores, and nothing is saved.
 
     Raises:
-        UsageError: A name that has no meaning, or overlap with a policy that needs the cache.
+        UsageError: A name is not valid, or `overlap` is used with a policy that reads the cache.
     """
     model, rows = edited.model, edited.rows
     options = Options(budget=Budget.parse(f"{budget}t"), policy=policy, executor=executor)
@@ -178,10 +177,10 @@ def recover(
     if overlap:
         with timings.measure("preparation"), ThreadPoolExecutor(1) as beside:
             stream: Any = torch.cuda.Stream() if model.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-            if stream is not None:  # what fills the cache follows what made it
+            if stream is not None:  # after the cache was created
                 stream.wait_stream(torch.cuda.current_stream())
             shifting = beside.submit(shift, stream)
-            # The preparation is timed as a whole.
+            # With overlap, the preparation is timed as a whole.
             selected = replace(repair, timings=Timings()).select(options).rows
             shifting.result()
             if stream is not None:

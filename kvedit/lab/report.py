@@ -1,4 +1,4 @@
-"""A run as one HTML file: tables and charts, without scripts, fonts or anything else from elsewhere."""
+"""A run as one HTML file: tables and charts, without scripts, fonts or external resources."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _DIFFERENCES = ["arm", "minus", "exact match", "repaired", "regressed", "|Δ log
 
 
 def html(config: Record, records: Sequence[Record], summary: Record) -> str:
-    """Write the report.
+    """Return the report.
 
     Args:
         config: `config.json`.
-        records: Lines of `cases.jsonl`; nothing here needs them.
-        summary: What `summarise` gave.
+        records: Lines of `cases.jsonl`; unused.
+        summary: Result of `summarise`.
     """
     bench = str(config["bench"])
     model = config.get("model", {})
@@ -105,7 +105,7 @@ def _difference(name: str, base: str, held: Record) -> list[str]:
 
 
 def _split(title: str, parts: dict[str, Record]) -> str:
-    """Show exact match, change of log p and recovery of each arm, part by part."""
+    """Show exact match, change of log p and recovery of each arm, for each part."""
     rows = [
         [
             escape(part),
@@ -122,7 +122,7 @@ def _split(title: str, parts: dict[str, Record]) -> str:
 
 
 def _exchanged(tails: dict[str, dict[str, Record]]) -> str:
-    """Show what the evidence's side of the edit does, all else equal."""
+    """Show the effect of the evidence's side of the edit, all else equal."""
     rows = [
         [
             escape(tail),
@@ -185,7 +185,7 @@ def _of(count: int, cases: int) -> str:
 
 
 def executor_html(config: Record, records: Sequence[Record], summary: Record) -> str:
-    """Write the report of the executor bench: times by shape of support, and ratios to packed."""
+    """Return the report of the executor bench: times by shape, and ratios to packed."""
     shapes: list[Record] = summary["shapes"]
     names = list(dict.fromkeys(name for shape in shapes for name in shape["refresh_s"]))
     others = list(dict.fromkeys(name for shape in shapes for name in shape["refresh_over_packed"]))
@@ -224,7 +224,7 @@ def _times(ratio: Record | None) -> str:
 
 
 def numerics_html(config: Record, records: Sequence[Record], summary: Record) -> str:
-    """Write the report of the numerics bench."""
+    """Return the report of the numerics bench."""
     heads = ["path", "cases", "largest logit gap", "argmax differs", "answers differ", "first difference"]
     rows = [
         [
@@ -242,7 +242,7 @@ def numerics_html(config: Record, records: Sequence[Record], summary: Record) ->
 
 
 def evidence_html(config: Record, records: Sequence[Record], summary: Record) -> str:
-    """Write the report of the evidence bench."""
+    """Return the report of the evidence bench."""
     sets: dict[str, Record] = summary["datasets"]
     arms = list(dict.fromkeys(arm for part in sets.values() for arm in part["arms"]))
     rows = [[escape(arm), *(_share(part["arms"].get(arm)) for part in sets.values())] for arm in arms]

@@ -1,7 +1,7 @@
-"""A run: a folder with what was asked for, a record a case, and what came out.
+"""A run: a folder with its config, one record per case, and the results.
 
-config.json     what was asked for; a run of another config does not go on in this folder
-cases.jsonl     one line a case, appended when the case is done; an interrupted run goes on
+config.json     the config; a run with a different config cannot continue in this folder
+cases.jsonl     one line per case, appended when it is done; an interrupted run can be continued
 summary.json    every figure of the report
 report.html     tables and plots, one file
 """
@@ -32,7 +32,7 @@ from kvedit.store.files import append_file, replace_file
 from kvedit.timing import now
 
 Record = dict[str, Any]
-# What may differ between two sittings of one run.
+# What may differ when a run is continued.
 _SITTING = ("created", "command", "machine")
 
 
@@ -41,8 +41,8 @@ class Run:
     """A run's folder.
 
     Attributes:
-        folder: Where it is.
-        config: What was asked for.
+        folder: Its path.
+        config: The content of `config.json`.
     """
 
     folder: Path
@@ -50,13 +50,13 @@ class Run:
 
     @classmethod
     def start(cls, folder: Path, config: Record) -> Run:
-        """Make the folder, or go on with the run that is in it; one without a record makes way.
+        """Create the folder, or continue the run in it; a run without records is replaced.
 
         Raises:
-            UsageError: Another run is in the folder, or it cannot be written.
+            UsageError: The folder contains another run, or cannot be written.
         """
         path = folder / "config.json"
-        config = json.loads(json.dumps(config))  # lists for tuples, as it will be read again
+        config = json.loads(json.dumps(config))  # tuples become lists, as when it is read again
         if path.exists():
             held = _read(path)
             ours, theirs = (
@@ -83,16 +83,16 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        """Open a run to read it; raises `UsageError` when there is none."""
+        """Open a run for reading; raises `UsageError` if there is none."""
         if not (folder / "config.json").is_file():
             raise UsageError(f"{folder} holds no run.", "Name the folder that a bench wrote.")
         return cls(folder, _read(folder / "config.json"))
 
     def records(self) -> list[Record]:
-        """Read the records; a last line that was cut short by a kill is dropped.
+        """Read the records; a last line truncated by a kill is dropped.
 
         Raises:
-            KveditError: Another line cannot be read.
+            KveditError: Any other line cannot be read.
         """
         path = self.folder / "cases.jsonl"
         if not path.exists():
@@ -112,12 +112,12 @@ class Run:
         return found
 
     def append(self, record: Record) -> None:
-        """Add a case's record."""
+        """Append a case's record."""
         path = self.folder / "cases.jsonl"
         append_file(path, path.stat().st_size if path.exists() else 0, json.dumps(record).encode() + b"\n")
 
     def clear(self) -> None:
-        """Drop the records, for a measurement that is made anew."""
+        """Delete the records, to measure again."""
         (self.folder / "cases.jsonl").unlink(missing_ok=True)
 
     def write(self, summary: Record, page: str) -> None:
@@ -126,10 +126,10 @@ class Run:
         replace_file(self.folder / "report.html", page.encode())
 
     def finish(self) -> Record:
-        """Check the records of cases, and write summary and report; gives the summary.
+        """Check the records of cases, write summary and report, and return the summary.
 
         Raises:
-            KveditError: A check of Appendix F does not hold.
+            KveditError: A check of Appendix F fails.
         """
         records = self.records()
         check(records, self.config)
@@ -151,11 +151,11 @@ def execute(
     """Run the cases that have no record yet, in order.
 
     Args:
-        run: Gets a record a case.
+        run: Receives one record per case.
         model: The model.
-        cases: All of them.
-        arms: Every case gets every arm.
-        seed: For policies that draw.
+        cases: All cases of the run.
+        arms: The arms to run on every case.
+        seed: For random policies.
         on_case: Called with the number of cases done and the record, for old records too.
         on_skip: Called with a case that does not fit the model's context, and why.
     """
@@ -176,7 +176,7 @@ def execute(
 
 
 def describe(bench: str, model: Model, name: str, arms: list[Arm], options: Record, command: str) -> Record:
-    """Give what `config.json` says of a run."""
+    """Return the content of `config.json`."""
     return {
         "schema_version": 1,
         "bench": bench,
@@ -222,7 +222,7 @@ def _read(path: Path) -> Record:
         found: Record = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise KveditError(f"{path} cannot be read: {error}.", "Name another folder.") from None
-    if not isinstance(found, dict) or "bench" not in found:  # a model's folder has a config.json too
+    if not isinstance(found, dict) or "bench" not in found:  # a model folder also has a config.json
         raise UsageError(f"{path.parent} holds something else than a run.", "Name another folder.")
     return found
 

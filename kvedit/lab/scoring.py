@@ -1,30 +1,30 @@
-"""Answer-only exact match and F1, each data set by the rules of its own evaluation script.
+"""Answer-only exact match and F1, by the rules of each dataset's own evaluation script.
 
-    data set          script                                                  rules
+    dataset           script                                                  rules
     hotpotqa          hotpotqa/hotpot: hotpot_evaluate_v1.py                  SQuAD, yes/no
     2wikimultihopqa   Alab-NII/2wikimultihop: 2wikimultihop_evaluate_v1.1.py  SQuAD, yes/no
     musique           StonyBrookNLP/musique: metrics/answer.py                SQuAD
     iirc              jferguson144/IIRC-baseline: numnet_plus/drop_eval.py    DROP
     niah              ours                                                    first number or words
 
-SQuAD: lower case; ASCII punctuation is dropped; "a", "an" and "the" go; white space becomes one
-    space. Exact match compares what is left. F1 counts the words that both have, with repeats.
-yes/no: where either side is "yes", "no" or "noanswer", F1 is 0 unless both sides are the same.
+SQuAD: lower case, without ASCII punctuation, "a", "an" and "the"; white space becomes one space.
+    Exact match compares the result. F1 counts the words that both have, with repetitions.
+yes/no: if either side is "yes", "no" or "noanswer", F1 is 0 unless both sides are the same.
     MuSiQue's script has no such rule.
 DROP: words end at spaces and hyphens. A word that Python reads as a number becomes that number
     ("7" and "7.0" agree) and keeps its punctuation; any other is treated as above. F1 compares sets
-    of words, is 0 unless a number of the answer is in the output, and has two decimals. The
-    script pairs the spans of an answer that has several; answers here have one. It scores no
-    unit: `kvedit.lab.qa` gives an answer with and without it where the file names one. An
-    unanswerable question has the answer "none".
-niah: where the answer is a whole number, the first word of the output that is one; else as many
-    of its first words as the answer has. Words lose the punctuation at their ends, and numbers
-    their thousands commas. F1 is the exact match.
+    of words, is 0 unless a number of the answer is in the output, and has two decimals. The script
+    pairs the spans of an answer with several spans; answers here have one. It does not score units of
+    measurement: if the file names one, answers are listed with and without it. An unanswerable
+    question has the answer "none".
+niah: if the answer is a whole number, the first word of the output that is one; otherwise as many of
+    its first words as the answer has. Punctuation around words and thousands commas are removed. F1
+    equals exact match.
 
 Two sides without words agree in exact match; F1 is 1 then in MuSiQue and IIRC, 0 in the others.
-Several right answers give the best score of any. 2Wiki's script also takes aliases from a file
-of its own, and MuSiQue's from each record; they belong into `answers`. Nothing is cut from an
-output first: what a model says after its answer counts against it, as in the scripts.
+With several right answers, the best score counts. 2Wiki's script also reads aliases from a separate
+file, and MuSiQue's from each record; they belong in `answers`. Outputs are not truncated first: text
+after the answer counts against it, as in the scripts.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _CLOSED = ("yes", "no", "noanswer")
 
 
 def normalise(text: str, dataset: str) -> str:
-    """Give `text` as the data set's script compares it: words with one space between.
+    """Return `text` as the dataset's script compares it: words separated by one space.
 
     Raises:
-        UsageError: Nobody knows how to score that data set.
+        UsageError: Unknown dataset.
     """
     if dataset not in DATASETS:
         raise UsageError(f"'{dataset}' is no data set that can be scored.", f"Use {', '.join(DATASETS)}.")
@@ -61,15 +61,15 @@ def normalise(text: str, dataset: str) -> str:
 
 
 def exact_match(text: str, answers: Sequence[str], dataset: str) -> bool:
-    """Say whether an output is one of the answers.
+    """Return whether an output equals one of the answers.
 
     Args:
-        text: What the model said.
+        text: The model's output.
         answers: Right answers.
         dataset: One of `DATASETS`.
 
     Raises:
-        UsageError: Nobody knows how to score that data set.
+        UsageError: Unknown dataset.
     """
     said = normalise(text, dataset)
     wanted = [normalise(answer, dataset) for answer in answers]
@@ -79,7 +79,7 @@ def exact_match(text: str, answers: Sequence[str], dataset: str) -> bool:
 
 
 def f1(text: str, answers: Sequence[str], dataset: str) -> float:
-    """Give the overlap of an output's words with an answer's, from 0 to 1, of the best answer.
+    """Return the F1 score of an output's words for the best answer, from 0 to 1.
 
     Arguments and errors are those of `exact_match`.
     """
@@ -90,7 +90,7 @@ def f1(text: str, answers: Sequence[str], dataset: str) -> float:
 
 
 def holds(text: str, answers: Sequence[str], dataset: str) -> bool:
-    """Say whether one of the answers occurs in `text` as whole words, both normalised."""
+    """Return whether one of the answers occurs in `text` as whole words, both normalized."""
     inside = f" {normalise(text, dataset)} "
     wanted = (normalise(answer, dataset) for answer in answers)
     return any(f" {answer} " in inside for answer in wanted if answer)
@@ -116,7 +116,7 @@ def _number(word: str) -> float | None:
 
 
 def _first_like(answer: str, said: str) -> str:
-    """The first number of an output, or as many of its words as `answer` has."""
+    """Return the first number of an output, or as many of its words as `answer` has."""
     words = said.split()
     if answer.isdecimal():
         return next((word for word in words if word.isdecimal()), "")

@@ -20,19 +20,19 @@ from kvedit.tokens.splice import Splice, Tokens
 
 IntArray = npt.NDArray[np.int64]
 DIRTY = "dirty"
-"""Name of the one segment that holds the rows of the text before the edit."""
+"""Name of the segment with the rows of the text before the edit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The rows of a case, as a session has them right after its edit.
+    """The rows of a case, as in a session right after the edit.
 
     Attributes:
-        ids: Of head and edited text, `int64 [T]`.
-        rows: Where each row lives.
+        ids: Ids of head and edited text, `int64 [T]`.
+        rows: The row table.
         unit: Unit of each row, `int64 [T]`; -1 in the head.
-        past: Before the edit.
-        gold: Rows of the suffix that hold evidence, `bool [T]`.
+        past: The rows before the edit.
+        gold: Rows of the suffix that contain evidence, `bool [T]`.
     """
 
     ids: IntArray
@@ -43,7 +43,7 @@ class Staged:
 
     @classmethod
     def of(cls, model: Model, case: Case) -> Staged:
-        """Encode the text before and after the edit, and align them."""
+        """Tokenize the text before and after the edit, and align the tokens."""
         head = np.array(model.layout(None).head_ids, dtype=np.int64)
         text = Document(case.text).apply(list(case.edits)).text
         old, new = model.tokenizer.encode_text(case.text), model.tokenizer.encode_text(text)
@@ -68,7 +68,7 @@ class Staged:
         clean: KVCache | None = None,
         timings: Timings | None = None,
     ) -> Repair:
-        """Return the pipeline for a question on a cache of these rows, as `Session.ask` has it."""
+        """Return the pipeline for a question on a cache of these rows, as in `Session.ask`."""
         return Repair(
             model=model,
             cache=cache,

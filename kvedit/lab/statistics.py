@@ -1,9 +1,8 @@
-"""What a run's figures are worth: paired intervals, error transitions, and checks that fail loudly.
+"""Statistics of a run: paired intervals, error transitions, and consistency checks.
 
 Intervals are percentile intervals of a bootstrap over source questions (Budgeted KV-Cache Repair,
-section B.3): a drawn source brings all its placements and all its arms, so differences stay
-paired. They are pointwise, without adjustment for many comparisons. The checks are those of
-Appendix F.
+section B.3): a drawn source includes all its placements and arms, so differences stay paired. They
+are pointwise, without correction for multiple comparisons. The checks are those of Appendix F.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class Estimate:
     """A figure and its 95 % interval.
 
     Attributes:
-        value: The figure; `None` where nothing was measured, or where it has no denominator.
-        low: Lower end; `None` with fewer than two sources, or without a safe denominator.
-        high: Upper end, the same.
+        value: The figure; `None` if nothing was measured, or the denominator is 0.
+        low: Lower end; `None` with fewer than two sources, or if the denominator may be 0.
+        high: Upper end, likewise.
     """
 
     value: float | None
@@ -45,17 +44,17 @@ class Estimate:
     high: float | None = None
 
     def record(self) -> dict[str, float | None]:
-        """Give it as `summary.json` holds it."""
+        """Return it as in `summary.json`."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
 
 class Bootstrap:
-    """The same draws of sources for every figure of a table.
+    """Bootstrap draws of sources, shared by all figures of a table.
 
     Args:
-        sources: Source of each case, N of them.
-        draws: How many.
-        seed: Of the generator; equal seeds give equal intervals.
+        sources: Source of each of the N cases.
+        draws: Number of draws.
+        seed: Random seed; equal seeds give equal intervals.
     """
 
     def __init__(self, sources: Sequence[Hashable], draws: int = DRAWS, seed: int = SEED) -> None:
@@ -65,17 +64,17 @@ class Bootstrap:
         drawn = np.random.default_rng(seed).integers(self.sources, size=(draws, self.sources))
         drawn += np.arange(draws)[:, None] * self.sources
         counts = np.bincount(drawn.ravel(), minlength=draws * self.sources)
-        self._times = counts.reshape(draws, self.sources).astype(np.float64)  # a source is in a draw
+        self._times = counts.reshape(draws, self.sources).astype(np.float64)  # of each source in a draw
 
     def means(self, values: FloatArray) -> list[Estimate]:
-        """Estimate the mean of each column of `[N, K]`; NaN is a case without the figure."""
+        """Estimate the mean of each column of `[N, K]`; NaN marks a case without the figure."""
         return self.ratios(values, np.ones_like(values))
 
     def ratios(self, top: FloatArray, bottom: FloatArray) -> list[Estimate]:
         """Estimate sum(top) / sum(bottom) of each column, `[N, K]` both.
 
-        A case that is NaN in either is left out of both. There is no interval where that of the
-        denominator reaches zero, as the ratio then has no bound.
+        A case that is NaN in either is left out of both. If the interval of the denominator includes
+        zero, there is no interval, as the ratio is then unbounded.
         """
         known = ~(np.isnan(top) | np.isnan(bottom))
         sums = [self._by_source(np.where(known, part, 0.0)) for part in (top, bottom)]
@@ -84,7 +83,7 @@ class Bootstrap:
         return [self._estimate(*column) for column in columns]
 
     def _by_source(self, values: FloatArray) -> FloatArray:
-        """Add up the cases of each source, `[sources, K]`."""
+        """Sum over the cases of each source, `[sources, K]`."""
         sums = np.zeros((self.sources, values.shape[1]))
         np.add.at(sums, self._source, values)
         return sums
@@ -102,15 +101,15 @@ class Bootstrap:
 
 
 def transitions(before: BoolArray, after: BoolArray) -> dict[str, int]:
-    """Count what became of right and wrong answers (section B.3).
+    """Count transitions of right and wrong answers between two arms (section B.3).
 
     Args:
         before: Which cases one arm answers right, `bool [N]`.
-        after: Which cases the other does.
+        after: Which cases the other arm answers right, `bool [N]`.
 
     Returns:
         Cases that are repaired (wrong, then right), regressed, both right and both wrong; they
-        add up to N, and repaired minus regressed is the difference of right answers.
+        add up to N, and repaired minus regressed is the difference in right answers.
     """
     return {
         "repaired": int((~before & after).sum()),
@@ -121,10 +120,10 @@ def transitions(before: BoolArray, after: BoolArray) -> dict[str, int]:
 
 
 def arm_names(records: Sequence[Record]) -> list[str]:
-    """Give the arms in the order of the first record.
+    """Return the arms in the order of the first record.
 
     Raises:
-        KveditError: There is no record, or a case has other arms than the first one.
+        KveditError: There is no record, or the arms of a case differ from those of the first.
     """
     if not records:
         raise KveditError("The run has no cases.", "Run it first, or ask for more cases.")
@@ -135,14 +134,14 @@ def arm_names(records: Sequence[Record]) -> list[str]:
 
 
 def check(records: Sequence[Record], config: Record) -> None:
-    """Check a run as Appendix F does: coverage, exact allowances, denominators, whole numbers.
+    """Check a run as in Appendix F: coverage, exact allowances, denominators, whole numbers.
 
     Args:
         records: Lines of `cases.jsonl`.
         config: `config.json`; its `arms` are what every case must have.
 
     Raises:
-        KveditError: A check does not hold; it names the first case that shows it.
+        KveditError: A check fails; names the first case.
     """
     arm_names(records)
     for record in records:
@@ -158,7 +157,7 @@ def check(records: Sequence[Record], config: Record) -> None:
 
 
 def allowance(budget: str, suffix: int) -> int:
-    """Give B for S rows. Counted here once more, on purpose: it checks `Budget.resolve`."""
+    """Return B for S rows. Deliberately computed independently, as a check of `Budget.resolve`."""
     if budget == "full":
         return suffix
     if budget.endswith("t"):
@@ -187,7 +186,7 @@ def _check_allowance(record: Record, name: str, arm: Record) -> None:
 
 
 def _check_denominators(records: Sequence[Record]) -> None:
-    """No case twice, and every source of a dataset with the same placements."""
+    """Check that no case is repeated, and that all sources of a dataset have the same placements."""
     for name, times in Counter(record["case"] for record in records).items():
         if times > 1:
             raise _wrong(name, f"is there {times} times")
@@ -207,7 +206,7 @@ def _check_denominators(records: Sequence[Record]) -> None:
 
 
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, float]]:
-    """Give all floating-point numbers below a record, each with its path."""
+    """Yield all floating-point numbers in a record, each with its path."""
     if isinstance(value, float):
         yield where, value
     elif isinstance(value, dict):

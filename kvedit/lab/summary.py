@@ -1,4 +1,4 @@
-"""What a run comes to: figures of each arm, differences of paired arms, and of two runs.
+"""The summary of a run: figures of each arm, differences of paired arms, and of two runs.
 
 Counts are pooled as integers before any rounding. Log-probabilities are in nats, times in
 seconds. An interval is `{"value", "low", "high"}`; see `kvedit.lab.statistics`.
@@ -26,7 +26,7 @@ from kvedit.lab.statistics import (
 )
 
 _MEANS = ("f1", "kl", "agreement", "rows", "refreshed", "runs", "gold_recall", "gold_precision")
-# A policy is compared with what shares its scores but not its supports, at the same budget.
+# A policy is compared with those that have the same scores and another support, at the same budget.
 _MATCHED = {"sur": ("tokens", "window")}
 
 
@@ -45,17 +45,17 @@ class Columns:
         self.seconds = self._array([[sum(arm["seconds"].values()) for arm in row] for row in self.arms])
 
     def of(self, field: str) -> FloatArray:
-        """Give a figure, `float64 [N, A]`; NaN where a case has none."""
+        """Return a figure, `float64 [N, A]`; NaN if a case has none."""
         return self._array([[arm[field] for arm in row] for row in self.arms])
 
     @cached_property
     def means(self) -> dict[str, FloatArray]:
-        """The figures of which a mean is given."""
+        """Return the figures that are averaged."""
         return {name: self.of(name) for name in _MEANS}
 
     @cached_property
     def phases(self) -> dict[str, FloatArray]:
-        """Seconds of each phase, `float64 [N, A]`; NaN where an arm has no such phase."""
+        """Return the seconds of each phase, `float64 [N, A]`; NaN if an arm has no such phase."""
         names = dict.fromkeys(name for row in self.arms for arm in row for name in arm["seconds"])
         return {
             name: self._array([[arm["seconds"].get(name) for arm in row] for row in self.arms])
@@ -67,15 +67,15 @@ class Columns:
 
 
 def summarise(records: Sequence[Record]) -> Record:
-    """Sum up a run.
+    """Summarize a run.
 
     Args:
         records: Lines of `cases.jsonl`, every case with the same arms.
 
     Returns:
-        What `summary.json` holds: `arms` over all cases; `datasets` and `places` with the same for
-        each dataset and each place of edit or evidence when there are several; and `exchanged` when
-        cases differ in the evidence's side of the edit alone: for each tail and arm, before minus
+        The content of `summary.json`: `arms` over all cases; `datasets` and `places` with the same for
+        each dataset and each position of edit or evidence, if there are several; and `exchanged`, if
+        cases differ only in the evidence's side of the edit: for each tail and arm, before minus
         after, paired.
 
     Raises:
@@ -95,7 +95,7 @@ def summarise(records: Sequence[Record]) -> Record:
 
 
 def _place(record: Record) -> str:
-    """Where the edit, or the evidence, stands in a case; empty where its bench does not say."""
+    """Return the position of the edit or the evidence in a case; empty if its bench has none."""
     facts = record["facts"]
     if "side" in facts:
         return f"{facts['side']} the edit, {facts['tail']} tail"
@@ -103,7 +103,7 @@ def _place(record: Record) -> str:
 
 
 def _exchanged(records: Sequence[Record], names: list[str]) -> dict[str, dict[str, Record]]:
-    """Compare each case that has its evidence before the edit with its twin that has it after."""
+    """Compare each case with evidence before the edit with its counterpart with evidence after it."""
     sides: dict[str, dict[tuple[str, str], dict[str, Record]]] = {}
     for record in records:
         if "side" in record["facts"]:
@@ -123,14 +123,14 @@ def compare(records_a: Sequence[Record], records_b: Sequence[Record]) -> Record:
     """Compare two runs, paired by case and arm.
 
     Args:
-        records_a: Of the first run.
-        records_b: Of the second run; differences are second minus first.
+        records_a: Records of the first run.
+        records_b: Records of the second run; differences are second minus first.
 
     Returns:
-        `arms`: a comparison for each arm that both have; and what only one of them has.
+        `arms`: a comparison for each arm that both have; and the arms and cases that only one has.
 
     Raises:
-        UsageError: They share no case or no arm.
+        UsageError: The runs share no case or no arm.
         KveditError: A run has no cases, or cases with different arms.
     """
     arms_a, arms_b = arm_names(records_a), arm_names(records_b)
@@ -169,10 +169,10 @@ def _bootstrap(records: Sequence[Record]) -> Bootstrap:
 
 
 def _intervals(bootstrap: Bootstrap, columns: Columns, names: list[str]) -> dict[str, list[Estimate]]:
-    """Estimate what needs other arms or an interval, a list over arms each."""
+    """Estimate the figures that need other arms or an interval; each is a list over arms."""
 
     def arm(values: FloatArray, name: str) -> FloatArray:
-        """One arm's column under every arm; NaN if the run does not have it."""
+        """Return one arm's column, repeated for every arm; NaN if the run does not have it."""
         one = values[:, [names.index(name)]] if name in names else np.array([[np.nan]])
         return np.broadcast_to(one, values.shape)
 
@@ -189,7 +189,7 @@ def _intervals(bootstrap: Bootstrap, columns: Columns, names: list[str]) -> dict
 
 
 def _arm(columns: Columns, at: int, figures: dict[str, list[Estimate]]) -> Record:
-    """Sum up one arm; without what it is compared with."""
+    """Summarize one arm, without comparisons."""
     held = [row[at] for row in columns.arms]
     shown = [arm["stale_shown"] for arm in held if arm["stale_shown"] is not None]
     intervals = {name: estimates[at].record() for name, estimates in figures.items()}
@@ -253,5 +253,5 @@ def _compared(bootstrap: Bootstrap, ours: Columns, base: Columns) -> list[Record
 
 
 def _known(what: Callable[[FloatArray], Any], values: FloatArray) -> float | None:
-    """Give the mean or median of the cases that have the figure; `None` if none has."""
+    """Return the mean or median over the cases that have the figure; `None` if none has."""
     return None if np.isnan(values).all() else float(what(values))

@@ -1,7 +1,7 @@
-"""A trial: one case on one model. Every arm starts from the same shifted cache and is asked the same.
+"""A trial: one case on one model. Every arm starts from the same shifted cache, with the same question.
 
-Fairness is here, in one place: the same B, the same support in every layer, the same question,
-probes that leave no trace, and the time of selection apart from that of the refresh.
+This module ensures that arms are compared fairly: the same B, the same rows in every layer, the same
+question, probes that restore the cache, and separate times for selection and refresh.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from kvedit.timing import Timings, waiter
 
 IntArray = npt.NDArray[np.int64]
 NOTICE = "Note: a passage was removed from the text above. Do not rely on it. "
-"""What `erratum` puts before the question; it does not restate what was removed."""
+"""Text that `erratum` puts before the question; it does not repeat what was removed."""
 TENTHS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a cache answers.
+    """The answer from a cache.
 
     Attributes:
         logp: Log-probability of the right answer after the opening, summed over its ids.
-        margin: Mean log-probability of the right answer's ids minus that of the stale one's.
+        margin: Mean log-probability of the right answer's ids minus that of the stale answer's.
         first: Log-probabilities at the first answer token, `float32 [vocabulary]`.
-        ids: Greedy answer.
-        text: The same as text.
+        ids: Ids of the greedy answer.
+        text: Its text.
     """
 
     logp: float
@@ -54,7 +54,7 @@ class View:
 
 
 class Clean:
-    """A clean prefill of an edited text, and what it answers; shared by cases that end alike."""
+    """A clean prefill of an edited text, and its answer; shared by cases with the same edited text."""
 
     def __init__(self, model: Model, case: Case, ids: IntArray) -> None:
         self.key = clean_key(case, ids)
@@ -68,12 +68,12 @@ class Clean:
 
 
 def clean_key(case: Case, ids: IntArray) -> tuple[Any, ...]:
-    """Say what two cases must share to share a clean prefill."""
+    """Return a key that is equal for cases that can share a clean prefill."""
     return ids.tobytes(), case.question, case.opening, case.answers[0], case.stale, case.max_new_tokens
 
 
 class Asked:
-    """A case's question as ids, and what may follow it."""
+    """A case's question and answers as ids."""
 
     def __init__(self, model: Model, case: Case) -> None:
         encode, prompt = model.tokenizer.encode_text, model.layout(None)
@@ -91,7 +91,7 @@ class Asked:
         self.room = len(self._noticed) + longest
 
     def view(self, cache: KVCache, start: int, timings: Timings, *, notice: bool = False) -> View:
-        """Ask behind the first `start` rows, which stay as they are."""
+        """Ask after the first `start` rows, which do not change."""
         model, case = self.model, self.case
         ids = model.to_device(self._noticed if notice else self._ids)
         cache.length = start
@@ -112,7 +112,7 @@ class Asked:
         return View(float(logp.sum()), margin, first, tuple(said), text)
 
     def _log_probabilities(self, cache: KVCache, start: int, logits: Tensor, ids: IntArray) -> Tensor:
-        """Log-probability of each id, given those before it. `float32 [N]`."""
+        """Return the log-probability of each id, given those before it. `float32 [N]`."""
         model, place = self.model, self.model.to_device(ids)
         rows = logits[None]
         if len(ids) > 1:
@@ -124,17 +124,17 @@ class Asked:
 
 
 class Trial:
-    """One case, its dirty cache shifted to the edited text, and the clean prefill to compare with.
+    """One case: its stale cache, shifted to the edited text, and the clean prefill for comparison.
 
     Args:
         model: The model.
         case: The case.
-        seed: For policies that draw.
+        seed: For random policies.
         executor: How rows are recomputed.
-        clean: The clean prefill of the case before, used again if it is the same text.
+        clean: The clean prefill of the previous case, reused if the text is the same.
 
     Raises:
-        ContextError: The text and its answer do not fit the model's context.
+        ContextError: Text and answer do not fit the model's context.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Trial:
         self.clean = clean
 
     def run(self, arm: Arm) -> dict[str, Any]:
-        """Try an arm; give its record, as a line of `cases.jsonl` holds it."""
+        """Run an arm; return its record for `cases.jsonl`."""
         if arm.name == "reprefill":
             return self._record(arm, self.clean.view, self.clean.timings, None)
         timings = Timings(self.timings.synchronize, {"shift": self.timings.phases["shift"]})
@@ -177,7 +177,7 @@ class Trial:
             if arm.copies:
                 with timings.measure("refresh"):
                     self._put(self.clean.cache, selected)
-            # Missing rows see the copies, as they see refreshed rows.
+            # Missing rows are computed afterwards, so they see the copies as they would see refreshed rows.
             repair.refresh(repair.missing if arm.copies else computed, self.executor)
             view = self.asked.view(self.cache, len(self.ids), timings, notice=arm.name == "erratum")
         finally:
@@ -192,7 +192,7 @@ class Trial:
         return np.flatnonzero(suffix) if budget else np.zeros(0, dtype=np.int64)
 
     def _shift(self, old_ids: IntArray) -> None:
-        """Prefill the text before the edit, and bring its rows to their places."""
+        """Prefill the text before the edit, and shift its rows to their new positions."""
         model = self.model
         dirty = model.new_cache(len(old_ids))
         states = States.concatenate(list(prefill_(model, dirty, model.to_device(old_ids))))
@@ -203,7 +203,7 @@ class Trial:
         self._shifted = self.cache.clone()
 
     def _put(self, source: KVCache, rows: IntArray) -> None:
-        """Put rows of another cache in the place of the working cache's."""
+        """Copy rows of another cache into the working cache."""
         place = torch.from_numpy(rows).to(self.model.device)
         self.cache.keys[:, :, place] = source.keys[:, :, place]
         self.cache.values[:, :, place] = source.values[:, :, place]
@@ -246,7 +246,7 @@ class Trial:
 def run_case(
     model: Model, case: Case, arms: list[Arm], *, seed: int = 0, clean: Clean | None = None
 ) -> tuple[dict[str, Any], Clean]:
-    """Try every arm on a case; give the case's record, and its clean prefill for the next one."""
+    """Run every arm on a case; return its record, and the clean prefill for the next case."""
     trial = Trial(model, case, seed=seed, clean=clean)
     record = {
         "schema_version": 1,

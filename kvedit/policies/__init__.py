@@ -1,1 +1,1 @@
-"""Policies: what scores rows and units. One file and one line of `registry` each."""
+"""Policies, which score rows and units. Each has one file and one line in `registry`."""

@@ -1,4 +1,4 @@
-"""The attention that rows get from the question, as the policies that ask for it share it."""
+"""The question's attention to rows, shared by the policies that use it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def mean_attention(evidence: Evidence, layers: Sequence[int], keys: Keys) -> FloatArray:
-    """Average attention to each row over `layers`, heads and the question's rows. `float32 [T]`."""
+    """Return the attention to each row, averaged over layers, heads and question rows. `float32 [T]`."""
     total = torch.zeros(len(evidence.ids), device=evidence.model.device)
 
     def see(layer: int, attention: Tensor) -> None:
@@ -29,12 +29,12 @@ def mean_attention(evidence: Evidence, layers: Sequence[int], keys: Keys) -> Flo
 
 
 def layer_at(depth: float, layers: int) -> int:
-    """Return the layer at a share of the depth: 0 is the first, 1 the last."""
+    """Return the layer at a fraction of the depth: 0 is the first, 1 the last."""
     return min(int(depth * layers), layers - 1)
 
 
 def blocks(evidence: Evidence, width: int) -> IntArray:
-    """Cut rows into blocks of `width` from the first row that may be bought; -1 before it. `int64 [T]`."""
+    """Number blocks of `width` rows from the first eligible row; -1 before it. `int64 [T]`."""
     rows = np.arange(len(evidence.suffix))
     first = np.flatnonzero(np.append(evidence.suffix, True))[0]
     numbered: IntArray = np.maximum((rows - first) // width, -1)
@@ -42,7 +42,7 @@ def blocks(evidence: Evidence, width: int) -> IntArray:
 
 
 def sums(rows: FloatArray, unit: IntArray, evidence: Evidence) -> FloatArray:
-    """Add up, for each unit, its rows that may be bought. `float32 [U]`, U as `unit` has it."""
+    """Return for each unit the sum over its eligible rows. `float32 [U]`, with the U units of `unit`."""
     inside = evidence.suffix & (unit >= 0)
     total = np.bincount(unit[inside], weights=rows[inside], minlength=int(unit.max(initial=-1)) + 1)
     return total.astype(np.float32)

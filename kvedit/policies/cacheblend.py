@@ -1,8 +1,8 @@
 """Values that deviate early. Motivated by CacheBlend's high-KV-deviation tokens (arXiv 2405.16444).
 
-The input of layer 0 depends on ids and positions alone, so after a shift its keys and values are
-exact, and so are those that one walk through it gives for layer 1: the deviation there is the
-true one. It transfers the first check only, not the gradual filtering, and reproduces no system.
+The input of layer 0 depends only on ids and positions, so after a shift its keys and values are
+exact. One walk through it therefore gives the exact keys and values of layer 1, and the true
+deviation there. Only the first check is used, not the gradual filtering; no system is reproduced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CacheBlend:
     reads_cache: ClassVar[bool] = True
 
     def score(self, evidence: Evidence) -> Scores:
-        """Score rows and units; what the walk writes is put back."""
+        """Score rows and units; restores what the walk overwrites."""
         model, cache, count = evidence.model, evidence.cache, len(evidence.ids)
         rows = np.zeros(count, dtype=np.float32)
         if not evidence.suffix.any():
@@ -49,7 +49,7 @@ class CacheBlend:
 
 
 def _first_open(evidence: Evidence) -> int:
-    """Return the first row that may be bought, or may have no state yet: layer 0 needs them all."""
+    """Return the first row that is eligible or may lack a state; layer 0 needs all of them."""
     opened = evidence.suffix.copy()
     if evidence.past is not None:
         opened |= evidence.past.source < 0

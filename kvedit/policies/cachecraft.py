@@ -1,9 +1,9 @@
-"""Dependence on what was deleted. Motivated by Cache-Craft (arXiv 2502.15734).
+"""Dependence on the deleted text. Motivated by Cache-Craft (arXiv 2502.15734).
 
-The only signal here that measures how much a row read of exactly the rows that are gone. The
-paper takes attention from the first prefill, in all layers; kvedit does not keep that, so layer
-0 stands for it, which ids and past positions determine. Per unit, the paper's cache fix overhead
-says how much of it to recompute. A proxy of a signal: no system is reproduced.
+No other policy here measures how much a row attended to exactly the deleted rows. The paper records
+attention in all layers during the first prefill. kvedit does not, so layer 0 serves as a proxy: ids
+and past positions determine its attention. For each unit, the paper's cache fix overhead (CFO)
+determines how much of it to recompute. No system is reproduced.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 _BLOCK_ROWS = 128
-"""Rows whose attention is held at once."""
+"""Maximum number of rows whose attention is in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCraft:
-    """Assign each unit its part of the budget, and within it the rows that read the most of what is gone.
+    """Assign each unit a share of the budget, for the rows that read most of the deleted text.
 
     With c a unit, c' another chunk of the past before it, and A the layer-0 attention:
 
         a = sum over c' of A(c, c') / (|c| |c'|)    b = A(c, c) / |c|^2    CCI = sigmoid(a / b)
-        CFO = CCI * A(c, deleted) / A(c, all before c)    part of the budget: CFO * |c|
+        CFO = CCI * A(c, deleted) / A(c, all before c)    share: CFO * |c|
 
-    Rows score by D'Hondt's rule, part / (rank within the unit), whose B best rows keep those
-    proportions for every B. Units score by CFO. Without a past all scores are 0.
+    Rows score share / (rank within the unit), D'Hondt's method, so that the B best rows keep those
+    proportions for every B. Units score CFO. Without a past all scores are 0.
     """
 
     support: Support = "rows"
@@ -57,7 +57,7 @@ class CacheCraft:
             return Scores(rows, units)
         origin = origins(evidence.ids, past.ids, past.source)
         chunk, gone = _chunks(evidence, origin, len(past.ids))
-        # A row that was computed since read nothing that is gone.
+        # A row computed since the edit has not read the deleted text.
         held = np.flatnonzero(evidence.suffix & (evidence.unit >= 0) & (past.source >= 0))
         if not len(held) or not gone.any():
             return Scores(rows, units)
@@ -76,10 +76,10 @@ class CacheCraft:
 
 
 def _chunks(evidence: Evidence, origin: IntArray, count: int) -> tuple[IntArray, BoolArray]:
-    """Number the chunk of each past row, and say which rows are gone. `int64 [N]`, `bool [N]`.
+    """Return the chunk of each past row, `int64 [N]`, and which rows were deleted, `bool [N]`.
 
-    Chunks are the units (a unit that an edit cuts is two: what may be bought, and what not), and
-    each run of deleted rows.
+    Each unit is a chunk (a unit that contains an edit is two: its eligible rows and the others), and
+    so is each run of deleted rows.
     """
     kept = origin >= 0
     gone = np.ones(count, dtype=bool)
@@ -92,7 +92,7 @@ def _chunks(evidence: Evidence, origin: IntArray, count: int) -> tuple[IntArray,
 def _read(
     model: Model, ids: IntArray, wanted: IntArray, chunk: IntArray, gone: BoolArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Measure what some past rows read at layer 0, averaged over heads.
+    """Measure what given past rows attended to at layer 0, averaged over heads.
 
     Args:
         model: The model.
@@ -103,7 +103,7 @@ def _read(
 
     Returns:
         Attention to the deleted rows, to the row's own chunk, to others, and to others with each
-        row weighed by 1 / (rows of its chunk); each `float64 [n]`.
+        row weighted by 1 / (rows of its chunk); each `float64 [n]`.
     """
     cache = KVCache(1, model.heads, len(ids), model.width, dtype=model.dtype, device=model.device)
     sizes = np.bincount(chunk)[chunk]
@@ -133,7 +133,7 @@ def _read(
 
     for begin in range(0, len(ids), CHUNK_ROWS):
         part = slice(begin, min(begin + CHUNK_ROWS, len(ids)))
-        outputs = min(part.stop - part.start, max(part.stop - first, 0))  # nobody asks for those before
+        outputs = min(part.stop - part.start, max(part.stop - first, 0))  # earlier rows are not needed
         see = partial(watch, part.stop)
         model.walk(model.to_device(ids[part]), part, cache, outputs=outputs, layers=1, on_query=see)
     found = measured[:, wanted]

@@ -1,6 +1,6 @@
-"""The rows right behind the edit. Motivated by EditLocal (arXiv 2609.17983): place alone, no signal.
+"""The rows right after the edit. Motivated by EditLocal (arXiv 2609.17983): position only, no signal.
 
-It transfers the place into kvedit's refresh and reproduces no system.
+Only the choice of position is used; no system is reproduced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvedit.policies.seam import nearness
 
 @dataclass(frozen=True, slots=True)
 class EditLocal:
-    """Score rows by their nearness behind a seam; several seams grow in turn."""
+    """Score rows by closeness to the seam before them; with several seams, in turn."""
 
     support: Support = "rows"
     reads_cache: ClassVar[bool] = False

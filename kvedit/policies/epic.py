@@ -1,7 +1,7 @@
 """The first rows of every unit. Motivated by EPIC's LegoLink (arXiv 2410.15332).
 
-There, chunks are encoded apart and each has a sink at its start; here the rows were encoded
-together, so what is transferred is the place only. No system is reproduced.
+In EPIC, chunks are encoded separately and each has an attention sink at its start. Here the rows were
+encoded together, so only the choice of position is used. No system is reproduced.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvedit.policies.seam import seams_of
 
 @dataclass(frozen=True, slots=True)
 class Epic:
-    """Rank rows by their place within the unit, then by the unit's distance to the first seam.
+    """Rank rows by their offset within the unit, then by the unit's distance from the first seam.
 
-    With m units that are long enough, the B best rows are the first B // m of each, and the rest
-    goes to the nearest units, one row each.
+    With m units that are long enough, the B best rows are the first B // m of each, plus one more row
+    in each of the nearest units.
     """
 
     support: Support = "rows"
@@ -33,7 +33,7 @@ class Epic:
         rows = np.zeros(len(evidence.ids), dtype=np.float32)
         inside = np.flatnonzero(evidence.suffix & (evidence.unit >= 0))
         if len(inside):
-            # A unit's rows are adjacent, and it starts with the first of them that may be bought.
+            # Rows of a unit are adjacent; offsets count from its first eligible row.
             firsts = np.flatnonzero(np.diff(evidence.unit[inside], prepend=-1))
             sizes = np.diff(np.append(firsts, len(inside)))
             offset = np.arange(len(inside)) - np.repeat(firsts, sizes)

@@ -1,4 +1,4 @@
-"""What a policy sees, and what it gives back."""
+"""The input of a policy, and its interface."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Past:
 
     Attributes:
         ids: Their ids, `int64 [N]`.
-        source: For each present row the past row that it is, `int64 [T]`; -1 for a row that was
-            computed since, or has no state.
+        source: The past row that each current row is, `int64 [T]`; -1 if the row was computed since,
+            or has no state.
     """
 
     ids: IntArray
@@ -32,19 +32,19 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that a policy may look at. It never sees the budget.
+    """Everything that a policy may use. It never sees the budget.
 
     Attributes:
-        model: The model; its frozen input embeddings cost no forward pass.
-        cache: The shifted cache, with room for the question behind its rows; a probe must leave
-            it untouched.
+        model: The model; its frozen input embeddings need no forward pass.
+        cache: The shifted cache, with capacity for the question after its rows; a probe must
+            restore it.
         ids: Ids of all rows, `int64 [T]`.
         unit: Unit of each row, `int64 [T]`; -1 before the body.
-        units: U, how many units there are.
+        units: U, the number of units.
         query_ids: Ids of the bare question, `int64 [Nq]`.
-        suffix: The S rows that may be bought, `bool [T]`.
-        seed: For policies that draw.
-        past: Before the edits; `None` where that is not known.
+        suffix: The S eligible rows, which can be selected, `bool [T]`.
+        seed: For random policies.
+        past: The rows before the edits; `None` if unknown.
         clean: The cache of a clean prefill, for diagnostics only; `None` outside of benches.
     """
 
@@ -63,8 +63,8 @@ class Evidence:
     def seams(self) -> IntArray:
         """Rows of the suffix before which the text has changed since they were computed, sorted.
 
-        A seam stands where two rows that were neighbours no longer are; rows that were
-        computed since do not count as a gap.
+        A seam is where two rows that were neighbours when they were computed no longer are. Rows
+        computed since then do not count as a gap.
         """
         if self.past is None:
             return np.zeros(0, dtype=np.int64)
@@ -72,7 +72,7 @@ class Evidence:
         before = np.concatenate([[-1], known[:-1]])
         past = np.concatenate([[-1], self.past.source[known[:-1]]])
         torn = (self.past.source[known] - past) != (known - before)
-        # Between two rows that kept their distance there may be others in place of the old ones.
+        # Between two rows that kept their distance, the rows may have been replaced.
         other = np.flatnonzero(self.past.source < 0)
         behind = np.searchsorted(known, other)
         other, behind = other[behind < len(known)], behind[behind < len(known)]
@@ -84,21 +84,21 @@ class Evidence:
 
 
 class Policy(Protocol):
-    """A frozen dataclass whose fields are its settings. One file, one line in `POLICIES`."""
+    """A frozen dataclass whose fields are its settings. One file, and one line in `POLICIES`."""
 
     reads_cache: ClassVar[bool]
-    """Whether it reads the shifted cache; rows without a state are then computed before it scores."""
+    """Whether it reads the shifted cache. If so, rows without a state are computed before it scores."""
 
     @property
     def support(self) -> Support:
-        """The support that its scores are made for."""
+        """The support that its scores are designed for."""
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""
 
 
 def best_of_unit(rows: npt.NDArray[np.float32], evidence: Evidence) -> npt.NDArray[np.float32]:
-    """Score each unit by its best row among those that may be bought. `float32 [U]`."""
+    """Score each unit by its best eligible row. `float32 [U]`."""
     best = np.zeros(evidence.units, dtype=np.float32)
     inside = evidence.suffix & (evidence.unit >= 0)
     np.maximum.at(best, evidence.unit[inside], rows[inside])
@@ -106,10 +106,10 @@ def best_of_unit(rows: npt.NDArray[np.float32], evidence: Evidence) -> npt.NDArr
 
 
 def rows_of_units(evidence: Evidence) -> IntArray:
-    """Return the rows of all units of which a row may be bought. `int64 [N]`, sorted.
+    """Return the rows of all units that have an eligible row. `int64 [N]`, sorted.
 
-    What a unit is about does not hang on which of its rows are exact already: of a sentence
-    whose beginning stands before the edit, only the end may be bought.
+    The topic of a unit does not depend on which of its rows are exact already: if a sentence starts
+    before the edit, only its end is eligible.
     """
     buyable = np.zeros(evidence.units, dtype=bool)
     buyable[evidence.unit[evidence.suffix & (evidence.unit >= 0)]] = True

@@ -1,8 +1,8 @@
 """Attention from the question, in a band of late layers. Motivated by InfoFlow KV (arXiv 2603.05353).
 
-It transfers the method `norm`: the L2 norm, over the question's rows, of the attention that a
-row gets, averaged over heads. The probe runs over the shifted cache, whose positions agree. The
-reordering of chunks has no meaning here, and no system is reproduced.
+It uses the method `norm`: the L2 norm, over the question's rows, of the attention to a row, averaged
+over heads. The probe runs over the shifted cache, whose positions are correct. The reordering of
+chunks does not apply here, and no system is reproduced.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class InfoFlow:
     """Score rows by the norm of the question's attention to them.
 
     Attributes:
-        start: First layer of the band, as a share of all layers, rounded.
-        stop: Its last layer; 22 to 25 of 32 in the paper's script.
+        start: First layer of the band, as a fraction of the depth, rounded.
+        stop: Its last layer, likewise. The paper's script uses layers 22 to 25 of 32.
     """
 
     start: float = 0.69

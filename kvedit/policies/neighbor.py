@@ -1,8 +1,8 @@
 """Attention, staleness and closure over inputs, greedily. Motivated by a public vLLM fork's selector.
 
-A recomputed row needs recomputed inputs, so a block counts for less while the blocks before it
-are stale. The fork's formula belongs to no paper that we know of. The attention is that of
-`qcfuse`; no system is reproduced.
+A recomputed row needs recomputed inputs, so a block counts less while the blocks before it are stale.
+We know of no paper with the fork's formula. The attention is that of `qcfuse`; no system is
+reproduced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvedit.policies.scores import Scores
 FloatArray = npt.NDArray[np.float32]
 
 _NEAR, _FALL, _FAR = 0.06, -1.25, 0.0085
-"""Assumed attention between blocks at a distance d: `_NEAR * d ** _FALL + _FAR`."""
+"""Assumed attention between blocks at distance d: `_NEAR * d ** _FALL + _FAR`."""
 _SINK = 0.554
 """Assumed attention to block 0, whatever the distance."""
 _STALE = -1 / 3
@@ -31,11 +31,11 @@ _CLOSURE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Neighbor:
-    """Rank blocks in the order in which a greedy choice takes them; the first block is the seed.
+    """Rank blocks in the order of a greedy selection that starts with the first block.
 
     Attributes:
-        depth: The layer whose attention is read, as a share of all layers.
-        block: Rows in a block; blocks are counted from the first row that may be bought.
+        depth: The layer whose attention is read, as a fraction of the depth.
+        block: Rows per block, counted from the first eligible row.
     """
 
     depth: float = 0.5
@@ -44,7 +44,7 @@ class Neighbor:
     reads_cache: ClassVar[bool] = True
 
     def score(self, evidence: Evidence) -> Scores:
-        """Score rows by attention, and the policy's own units by their turn."""
+        """Score rows by attention, and the policy's own units by their order of selection."""
         layer = layer_at(self.depth, evidence.model.layers)
         rows = mean_attention(evidence, [layer], "all")
         unit = blocks(evidence, self.block)
@@ -52,10 +52,11 @@ class Neighbor:
 
 
 def _turns(attention: FloatArray) -> FloatArray:
-    """Choose block after block by the largest gain; the first gets n, the last 1. `float32 [n]`.
+    """Select one block after another by the largest gain; the first scores n, the last 1. `float32 [n]`.
 
-    The gain of b given those chosen is `attention * staleness * (c + got) / (c + total)`: got and
-    total are the assumed attention of b to chosen, and to all, earlier blocks.
+    Given the blocks selected so far, the gain of b is
+    `attention * staleness * (c + got) / (c + total)`, where got and total are the assumed attention of b to
+    the selected, and to all, earlier blocks.
     """
     count = len(attention)
     turns = np.zeros(count, dtype=np.float32)

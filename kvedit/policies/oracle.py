@@ -1,8 +1,8 @@
-"""How far each row is from a clean prefill: a diagnostic, for benches only.
+"""Deviation of each row from a clean prefill: a diagnostic, for benches only.
 
 Row-wise change of keys and values, as in Models Take Notes at Prefill (arXiv 2606.17107), but
-normalised per layer, since deep layers would drown the others. It is not an upper bound: what
-deviates most is not what helps most when it is recomputed (arXiv 2609.17983).
+normalized per layer, since deep layers would dominate otherwise. It is not an upper bound: the rows
+that deviate most are not those whose recomputation helps most (arXiv 2609.17983).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kvedit.policies.scores import Scores
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """Score rows by their deviation from the clean cache, layers from index 1 on.
+    """Score rows by their deviation from the clean cache, in layers from index 1.
 
-    Layer 0 is left out: it depends on ids and positions alone, so a shift makes it exact.
+    Layer 0 is left out: it depends only on ids and positions, so a shift makes it exact.
     """
 
     support: Support = "rows"

@@ -1,4 +1,4 @@
-"""The probe: run the question over the shifted cache, watch its attention, leave no trace."""
+"""The probe: run the question over the shifted cache, observe its attention, restore the cache."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Keys = Literal["all", "context"]
 def probe(
     evidence: Evidence, layers: Collection[int], keys: Keys, see: Callable[[int, Tensor], None]
 ) -> None:
-    """Walk the bare question behind the rows, up to the deepest of `layers`.
+    """Walk the bare question after the rows, up to the deepest of `layers`.
 
     Args:
-        evidence: The question, and the cache; its rows behind the text are put back afterwards.
-        layers: Whose attention is wanted, by index.
-        keys: What the softmax runs over: `all` rows and, causally, the question; or the `context`
-            alone, without the question's own keys.
-        see: Gets the layer and the attention to the T rows, `float32 [Hq, Nq, T]`.
+        evidence: Provides question and cache; cache rows after the text are restored afterwards.
+        layers: Indices of the layers whose attention is needed.
+        keys: What the softmax covers: `all` rows and, causally, the question; or only the
+            `context`, without the question's own keys.
+        see: Called with each layer and its attention to the T rows, `float32 [Hq, Nq, T]`.
 
     Raises:
-        ValueError: The cache has no room for the question.
+        ValueError: The question does not fit in the cache.
     """
     model, cache = evidence.model, evidence.cache
     start, count = len(evidence.ids), len(evidence.query_ids)

@@ -1,8 +1,8 @@
 """Attention from the question, in all layers. Motivated by ProphetKV (arXiv 2602.02579).
 
-It transfers the score: the softmax runs over the context alone, and heads, question and layers
-are averaged. The paper's text was not at hand; the formula follows an independent reproduction.
-No system is reproduced here.
+It uses the score: softmax over the context only, averaged over heads, question and layers. The full
+paper was not available, so the formula follows an independent reproduction. No system is reproduced
+here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvedit.policies.scores import Scores
 
 @dataclass(frozen=True, slots=True)
 class ProphetKV:
-    """Score rows by the question's mean attention among the context, over all layers."""
+    """Score rows by the question's mean attention within the context, over all layers."""
 
     support: Support = "rows"
     reads_cache: ClassVar[bool] = True

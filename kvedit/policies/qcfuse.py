@@ -1,8 +1,8 @@
 """Attention from the question in one layer, by blocks. Motivated by QCFuse (2604.08585, 2606.05875).
 
-It transfers the ranking of blocks at one critical layer. There, the layer is profiled and the
-question sees anchors of each chunk; here the layer is a setting, and the question sees the
-shifted cache. No system is reproduced.
+It uses the ranking of blocks at one critical layer. In QCFuse the layer is profiled and the question
+sees anchors of each chunk. Here the layer is a setting, and the question sees the shifted cache. No
+system is reproduced.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class QcFuse:
     """Score blocks of adjacent rows by the sum of the question's attention to them.
 
     Attributes:
-        depth: The critical layer, as a share of all layers.
-        block: Rows in a block; blocks are counted from the first row that may be bought.
+        depth: The critical layer, as a fraction of the depth.
+        block: Rows per block, counted from the first eligible row.
     """
 
     depth: float = 0.5

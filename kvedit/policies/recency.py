@@ -14,7 +14,7 @@ from kvedit.policies.scores import Scores
 
 @dataclass(frozen=True, slots=True)
 class Recency:
-    """Score rows by their place: the later, the more."""
+    """Score rows by position: the later, the higher."""
 
     support: Support = "rows"
     reads_cache: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""The policies by the name that a user types. Importing this module imports none of them, and no torch."""
+"""Policies by name. Importing this module imports neither the policies nor torch."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def policy_named(name: str) -> Policy:
-    """Return the policy of that name with its default settings; raises as `policy_class` does."""
+    """Return the policy of that name with its default settings; raises like `policy_class`."""
     return policy_class(name)()

@@ -1,4 +1,4 @@
-"""What a policy returns: scores of rows and units, in NumPy arrays. No torch."""
+"""The result of a policy: scores of rows and units, as NumPy arrays. No torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of the budget that is spent before the rest, on rows of its own.
+    """A part of the budget that is spent first, by separate row scores.
 
     Attributes:
-        share: Of B, rounded up to whole rows; 0 to 1.
-        rows: Score of each row for this part, `float32 [T]`; the best rows are taken.
+        share: Fraction of B, 0 to 1; rounded up to whole rows.
+        rows: Scores of the rows for this part, `float32 [T]`; the best rows are selected.
     """
 
     share: float
@@ -26,14 +26,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How much each row and each unit matters to the question; larger is more.
+    """How much each row and each unit matters to the question; higher is better.
 
     Attributes:
         rows: `float32 [T]`.
         units: `float32 [U]`.
-        unit: Unit of each row, where the policy has units of its own, `int64 [T]`, -1 for none;
-            else the units are the text's.
-        first: What is spent first, if anything.
+        unit: Unit of each row, `int64 [T]`, -1 for none, if the policy defines its own units;
+            otherwise the units of the text apply.
+        first: The part of the budget that is spent first, if any.
     """
 
     rows: FloatArray

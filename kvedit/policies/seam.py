@@ -1,6 +1,6 @@
-"""Where the text was torn, and how near behind that a row stands. No model.
+"""Seams, where the text was torn, and how close rows are to them. No model.
 
-Shared by the policies that look at places rather than at words.
+Shared by the policies that use positions rather than words.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ IntArray = npt.NDArray[np.int64]
 
 
 def seams_of(evidence: Evidence) -> IntArray:
-    """Return the seams; where none is known, the first row that may be bought stands for them."""
+    """Return the seams; if none is known, the first eligible row."""
     seams = evidence.seams
     return seams if len(seams) else np.flatnonzero(evidence.suffix)[:1]
 
 
 def nearness(evidence: Evidence) -> FloatArray:
-    """Score rows by how near they stand behind a seam. `float32 [T]`.
+    """Score rows by closeness to the seam before them. `float32 [T]`.
 
-    T minus the distance to the latest seam at or before the row, and 0 before the first one: the
-    best rows are those right behind the seams, which grow in turn.
+    The score is T minus the distance to the last seam at or before the row, and 0 before the first
+    seam. So the best rows are those right after the seams, taken from each seam in turn.
     """
     count, seams = len(evidence.ids), seams_of(evidence)
     rows = np.arange(count)
@@ -36,24 +36,24 @@ def nearness(evidence: Evidence) -> FloatArray:
 
 
 def origins(ids: IntArray, past_ids: IntArray, source: IntArray) -> IntArray:
-    """Find the past row of each present row, also of those that were only recomputed.
+    """Return the past row of each current row, including rows that were only recomputed.
 
-    A row that was computed since has lost its source, but if its text was there before, it still
-    has its id and its distance to the next row, or the last one, that has kept its own.
+    A row that was recomputed has lost its source. If its text existed before, it still has the same id
+    and the same distance to the next or the previous row that has kept its source.
 
     Args:
-        ids: State ids, `int64 [T]`.
+        ids: Current ids, `int64 [T]`.
         past_ids: Past ids, `int64 [N]`.
-        source: Past row of each present row, `int64 [T]`; -1 for none.
+        source: Past row of each current row, `int64 [T]`; -1 for none.
 
     Returns:
-        Past rows, `int64 [T]`; -1 for new text. Past rows that are not in it were deleted.
+        Past rows, `int64 [T]`; -1 for new text. Past rows that do not occur in it were deleted.
     """
     found = source.copy()
     known = np.flatnonzero(source >= 0)
     free = np.ones(len(past_ids), dtype=bool)
     free[source[known]] = False
-    for step in (0, -1):  # the next known row, the last one
+    for step in (0, -1):  # the next row with a source, then the previous one
         lost = np.flatnonzero(found < 0)
         at = np.searchsorted(known, lost) + step
         lost, at = lost[(at >= 0) & (at < len(known))], at[(at >= 0) & (at < len(known))]

@@ -1,7 +1,7 @@
 """Pooled attention from the question. Motivated by SnapKV (arXiv 2404.14469).
 
-SnapKV evicts, and watches the last rows of the prompt; here the question is the window, and the
-pooled score, averaged over layers, says what to refresh. No system is reproduced.
+SnapKV evicts rows, and observes the last rows of the prompt. Here the question is the observation
+window, and the pooled score, averaged over layers, decides what to refresh. No system is reproduced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SnapKV:
     """Score rows by the question's mean attention to them and their neighbours.
 
     Attributes:
-        kernel: Rows that are averaged around each, odd; beyond the ends there is no attention.
+        kernel: Number of neighbouring rows to average, odd; beyond the ends attention counts as 0.
     """
 
     kernel: int = 5

@@ -1,8 +1,8 @@
-"""Delimiters behind the edit. Motivated by Models Take Notes at Prefill (arXiv 2606.17107).
+"""Delimiters after the edit. Motivated by Models Take Notes at Prefill (arXiv 2606.17107).
 
-That work finds conclusions about a field on the punctuation, line ends and control tokens after
-it; 2609.17983 has an arm of this kind too. Only the class of the token is transferred, not the
-causal ranking, and no system is reproduced.
+That paper finds conclusions about a field stored on the punctuation, line ends and control tokens
+after it; 2609.17983 also has such an arm. Only the token class is used, not the causal ranking, and
+no system is reproduced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvedit.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Structural:
-    """Score delimiter rows above all others, and within both by nearness behind a seam."""
+    """Score delimiter rows above all others, and each group by closeness to the seam before."""
 
     support: Support = "rows"
     reads_cache: ClassVar[bool] = False
@@ -37,16 +37,16 @@ class Structural:
 
 
 def _delimiters(tokenizer: Tokenizer, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Report which ids are nothing but punctuation, line ends or control tokens. `bool [T]`."""
+    """Return which ids are only punctuation, line ends or control tokens. `bool [T]`."""
     distinct, back = np.unique(ids, return_inverse=True)
-    # Decoded in pairs: some tokenizers drop the blank of a first word, and a lone blank is none of these.
+    # Decode in pairs: some tokenizers drop the space before a first word, and a space is no delimiter.
     texts = [tokenizer.decode([token, token]) for token in distinct.tolist()]
     flags = np.array([_delimits(text) for text in texts], dtype=bool)
     return flags[back]
 
 
 def _delimits(text: str) -> bool:
-    """Report whether a decoded token is one; a control token decodes to nothing."""
+    """Return whether a decoded token is a delimiter; a control token decodes to an empty string."""
     marks = text.strip()
     if not marks:
         return not text or "\n" in text

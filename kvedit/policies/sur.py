@@ -1,20 +1,20 @@
-"""Semantic-Unit Refresh: relevance from the model's frozen input embeddings, no forward pass.
+"""Semantic-Unit Refresh: relevance from the model's frozen input embeddings, without a forward pass.
 
 The paper ranks whole text units by their highest token scores, where a token's score is its
-embedding's similarity to the question's tokens (sections 3.2 and A.3). Read plainly, as the
-maximum cosine, that cannot find evidence: "the" and "is" match exactly almost everywhere, so
-nearly every unit ties. `Sur` keeps the frozen embeddings and the units, and changes the score:
+embedding's similarity to the question's tokens (sections 3.2 and A.3). With the
+maximum cosine, as published, that cannot find evidence: "the" and "is" match exactly almost
+everywhere, so nearly every unit ties. `Sur` keeps the frozen embeddings and the units, and changes the score:
 
-    centred   the vocabulary's mean embedding is subtracted before normalising, so that unlike
-              tokens are near 0 rather than all alike
+    centred   the vocabulary's mean embedding is subtracted before normalizing, so that unrelated
+              tokens have similarities near 0 instead of all being similar
     weighted  a question token counts by the square of its rarity among the units, as in TF-IDF,
-              where both sides carry it
+              where both question and text carry the weight
     total     a unit sums, over the question's tokens, its best match of each (late
-              interaction), so that matching all of a question beats matching one word often
-    near      a unit adds a quarter of its neighbours' scores: evidence stands together
+              interaction), so that matching the whole question beats repeating one word
+    near      a unit adds a quarter of its neighbours' scores, since evidence tends to be adjacent
 
-`SurPlain` is the paper's scoring; `Tokens` and `Window` spend `Sur`'s scores on the other kinds of
-support, the matched controls of section A.4.
+`SurPlain` is the paper's score. `Tokens` and `Window` use `Sur`'s scores with the other supports; they
+are the matched controls of section A.4.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Sur:
 
     Attributes:
         centred: Subtract the mean embedding of the vocabulary.
-        weighted: Weigh question tokens by their rarity among the units.
-        total: Sum a unit's best match of each question token; else take its best row.
-        near: Part of its two neighbours' scores that a unit adds to its own; with `total`.
-        support: How scores are spent: on rows, a window or units.
+        weighted: Weight question tokens by their rarity among the units.
+        total: Sum a unit's best match for each question token; otherwise use its best row.
+        near: Weight of the two neighbours' scores that a unit adds to its own; only with `total`.
+        support: How scores become selected rows: `rows`, `window` or `units`.
     """
 
     centred: bool = True
@@ -62,7 +62,7 @@ class Sur:
         if not len(inside) or not len(query):
             return Scores(rows, units)
         match = self._match(evidence, evidence.ids[inside], query)
-        # Rows of a unit are adjacent, so a unit's best match is a reduction over its run.
+        # Rows of a unit are adjacent, so its best match is a reduction over one run.
         firsts = np.flatnonzero(np.diff(evidence.unit[inside], prepend=-1))
         best = np.maximum.reduceat(match, firsts, axis=0)
         weight = np.ones(len(query), dtype=np.float32)
@@ -78,7 +78,7 @@ class Sur:
         return Scores(rows, best_of_unit(rows, evidence))
 
     def _match(self, evidence: Evidence, ids: IntArray, query: IntArray) -> FloatArray:
-        """Squared positive cosine (centred), or cosine, of rows with query tokens. `[N, Q]`."""
+        """Return the squared positive cosine (centred) or cosine of rows and query tokens. `[N, Q]`."""
         model = evidence.model
         distinct, back = np.unique(ids, return_inverse=True)
         both = model.to_device(np.concatenate([distinct, query]))

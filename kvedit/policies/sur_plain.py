@@ -1,4 +1,4 @@
-"""The paper's relevance rule as it reads (Budgeted KV-Cache Repair, sections 3.2 and A.3)."""
+"""The paper's relevance score as published (Budgeted KV-Cache Repair, sections 3.2 and A.3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvedit.policies.sur import Sur
 
 @dataclass(frozen=True, slots=True)
 class SurPlain(Sur):
-    """Maximum cosine over the question's tokens; a unit scores as its best row."""
+    """Score rows by the maximum cosine over the question's tokens, and units by their best row."""
 
     centred: bool = False
     weighted: bool = False

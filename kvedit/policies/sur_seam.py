@@ -1,8 +1,8 @@
-"""Semantic-Unit Refresh with a small part of the budget spent right behind the seams.
+"""Semantic-Unit Refresh with a small part of the budget spent right after the seams.
 
-Two kinds of damage follow an edit: near (what the next lines now belong to) and far (evidence
-that was computed beside its rival). `Sur` finds the far kind and cannot see the near one;
-`EditLocal` is the other way round.
+An edit causes two kinds of damage: near (what the next lines now belong to) and far (evidence that
+was computed with a competing statement in view). `Sur` finds far damage but not near damage;
+`EditLocal` is the opposite.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kvedit.policies.sur import Sur
 
 @dataclass(frozen=True, slots=True)
 class SurSeam(Sur):
-    """`Sur`'s scores, with a share of the budget for the rows nearest behind the seams.
+    """`Sur`'s scores, with a share of the budget for the rows right after the seams.
 
     Attributes:
-        share: Of the budget, rounded up to whole rows; 0 to 1.
+        share: Fraction of the budget, 0 to 1; rounded up to whole rows.
     """
 
     share: float = 0.15
 
     def score(self, evidence: Evidence) -> Scores:
-        """Score rows and units, and what is spent first."""
+        """Score rows and units, and the share that is spent first."""
         return replace(Sur.score(self, evidence), first=Share(self.share, nearness(evidence)))

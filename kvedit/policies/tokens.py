@@ -1,4 +1,4 @@
-"""`sur`'s token scores, spent on isolated rows: a control of section A.4."""
+"""`sur`'s token scores with the support `rows`: a control of section A.4."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from kvedit.policies.scores import Scores
 
 @dataclass(frozen=True, slots=True)
 class UnitsBm25:
-    """Score units by Okapi BM25 and rows by the rarity of the query id that they repeat.
+    """Score units by Okapi BM25, and rows by the rarity of the query id that they contain.
 
     Attributes:
-        k1: How soon a repeated term stops counting.
+        k1: How quickly a repeated term stops counting.
         b: How much a long unit is discounted.
     """
 
@@ -32,7 +32,7 @@ class UnitsBm25:
 
     def score(self, evidence: Evidence) -> Scores:
         """Score rows and units."""
-        import bm25s  # here, so that other policies do not wait for it
+        import bm25s  # here, so that other policies need not import it
 
         rows = np.zeros(len(evidence.ids), dtype=np.float32)
         units = np.zeros(evidence.units, dtype=np.float32)

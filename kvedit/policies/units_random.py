@@ -14,12 +14,12 @@ from kvedit.policies.scores import Scores
 
 @dataclass(frozen=True, slots=True)
 class UnitsRandom:
-    """Score units by a seeded draw."""
+    """Score units by seeded random numbers."""
 
     support: Support = "units"
     reads_cache: ClassVar[bool] = False
 
     def score(self, evidence: Evidence) -> Scores:
-        """Draw a score for each unit; all rows tie, so a window starts where its unit starts."""
+        """Score each unit at random; all rows tie, so a window starts where its unit starts."""
         drawn = np.random.default_rng(evidence.seed).random(evidence.units)
         return Scores(np.zeros(len(evidence.ids), dtype=np.float32), drawn.astype(np.float32))

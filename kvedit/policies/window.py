@@ -1,4 +1,4 @@
-"""`sur`'s token scores, spent on one contiguous window: a control of section A.4."""
+"""`sur`'s token scores with the support `window`: a control of section A.4."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Repair: budget, selection, refresh, and what checks them."""
+"""Repair: budget, selection, refresh, and checks of the result."""

@@ -16,12 +16,12 @@ _FORMS = "Write a share such as 5%, a number of tokens such as 128t, 0, or full.
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many of the S rows may be refreshed.
+    """How many of the S eligible rows to refresh.
 
     Attributes:
-        share: Of S, rounded down to whole rows.
-        rows: At least so many, whatever the share.
-        text: As it was asked for.
+        share: Fraction of S, rounded down to whole rows.
+        rows: Minimum number of rows, if the share gives fewer.
+        text: The budget as the user wrote it.
     """
 
     share: Fraction
@@ -30,12 +30,12 @@ class Budget:
 
     @classmethod
     def default(cls) -> Budget:
-        """5 %, but at least 64 rows: on a short document that costs next to nothing."""
+        """Return 5 %, but at least 64 rows: on a short document that costs next to nothing."""
         return cls(DEFAULT_SHARE, DEFAULT_ROWS, f"default (5%, at least {DEFAULT_ROWS}t)")
 
     @classmethod
     def full(cls) -> Budget:
-        """All rows: replay."""
+        """Return a budget for all rows, a replay."""
         return cls(Fraction(1), 0, "full")
 
     @classmethod
@@ -43,7 +43,7 @@ class Budget:
         """Read `5%`, `128t`, `0` or `full`.
 
         Raises:
-            UsageError: The text is none of these, or lies outside 0 to 100 %.
+            UsageError: The text is not one of these forms, or is outside 0 to 100 %.
         """
         word = text.strip().lower()
         if word == "full":
@@ -60,5 +60,5 @@ class Budget:
         raise UsageError(f"'{text}' is not a budget.", _FORMS)
 
     def resolve(self, suffix_rows: int) -> int:
-        """Give B for S rows: never more than S, and never more than was asked for."""
+        """Return B for S rows; never more than S."""
         return min(suffix_rows, max(math.floor(self.share * suffix_rows), self.rows))

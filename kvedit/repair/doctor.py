@@ -1,4 +1,4 @@
-"""Doctor: try a model on a probe of 64 tokens, and say what this machine will do with it."""
+"""Doctor: test a model with a probe of 64 tokens, and report how it runs on this machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kvedit.repair.refresh import prefill_, refresh_, shift_
 from kvedit.timing import clock, waiter
 
 PROBE = 64
-_GAP = slice(20, 27)  # rows of the probe that the edit takes out
-_SEAM = 3  # rows before and behind it that count as new text
+_GAP = slice(20, 27)  # rows of the probe that the edit deletes
+_SEAM = 3  # rows before and after it that count as new text
 _ANSWER = 8
 _TIMED = 256
-_EXACT = 1e-4  # in float32, of one layer (law 2) and of two executors (law 4)
+_EXACT = 1e-4  # in float32, for one layer (law 2) and for two executors (law 4)
 _TEXT = (
     "The fees are paid within thirty days of the invoice, and the customer may cancel at any time. "
     "Notices are sent in writing. The code for the amber anchor is 4471, and it changes every month.\n"
@@ -32,13 +32,13 @@ _TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison of what must be the same.
+    """A comparison of two results that must agree.
 
     Attributes:
         name: What is compared.
-        passed: Whether it is the same, up to `limit`.
-        figure: How far it is off.
-        limit: What rounding may come to; 0 asks for the same bits or ids.
+        passed: Whether they agree within `limit`.
+        figure: The difference.
+        limit: The largest difference that rounding can cause; 0 requires equal bits or ids.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """About how many seconds a load of so many tokens takes."""
+    """Estimated seconds of a load of `tokens` tokens."""
 
     tokens: int
     seconds: float
@@ -57,17 +57,17 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this machine will do with the model.
+    """How the model runs on this machine.
 
     Attributes:
-        device, dtype: Where and in what it computes.
-        threads: Of torch, on the CPU.
+        device, dtype: Where and in which precision it computes.
+        threads: Threads that torch uses on the CPU.
         prefill_tokens_per_s: Measured on a prefill of `timed_tokens`.
         timed_tokens: Tokens of that prefill.
-        estimates: Of loads, reckoned from that prefill; only such as fit the context.
-        weights_bytes: Of all parameters.
-        cache_bytes: Of 1,000 tokens of cache.
-        context_length: Positions that the model was made for.
+        estimates: Load times extrapolated from that prefill, for sizes that fit the context.
+        weights_bytes: Size of all parameters.
+        cache_bytes: Size of the cache of 1,000 tokens.
+        context_length: Number of positions that the model supports.
     """
 
     device: str
@@ -83,26 +83,26 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What the doctor found."""
+    """The result of the doctor."""
 
     checks: tuple[Check, ...]
     machine: Machine
 
     @property
     def passed(self) -> bool:
-        """Whether all checks passed."""
+        """Return whether all checks passed."""
         return all(check.passed for check in self.checks)
 
 
 def examine(model: Model) -> Health:
-    """Compare what the laws say is the same, on a short probe, and measure a prefill.
+    """Check the laws on a short probe, and measure a prefill.
 
     Args:
-        model: Read with transformers. A model that is like its stock forward pass is then tried as it
-            is opened from then on.
+        model: Opened with transformers. If it agrees with its stock forward pass, the other checks
+            use the model as later commands open it.
 
     Raises:
-        ModelError: Its layers cannot be walked at all.
+        ModelError: The walk does not work with its layers.
     """
     likeness = model.compare()
     checks = [
@@ -122,7 +122,7 @@ def _check(name: str, figure: float, limit: float) -> Check:
 
 
 def _ids(model: Model, count: int) -> Tensor:
-    """Ids of a prompt with as much of the text as makes `count`, `int64 [count]`."""
+    """Return the first `count` ids of a prompt with the repeated probe text, `int64 [count]`."""
     head = list(model.layout(None).head_ids)
     text = model.tokenizer.encode_text(_TEXT).ids.tolist()
     ids = (head + text * (1 + count // len(text)))[:count]
@@ -130,7 +130,7 @@ def _ids(model: Model, count: int) -> Tensor:
 
 
 def _check_edit(model: Model) -> list[Check]:
-    """Take rows out of a loaded probe, and compare what is left with a prefill of the edited ids."""
+    """Delete rows of a loaded probe, and compare the repaired cache with a prefill of the edited ids."""
     whole = _ids(model, PROBE)
     kept = torch.cat((whole[: _GAP.start], whole[_GAP.stop :]))
     total, room = len(kept), len(kept) + _ANSWER
@@ -141,7 +141,7 @@ def _check_edit(model: Model) -> list[Check]:
     pieces = [(0, Piece("probe", 0, first)), (last, Piece("probe", _GAP.stop + _SEAM, total - last))]
 
     def repaired(rows: np.ndarray, executor: Executor) -> KVCache:
-        """Shift the rows that are left, and compute `rows`."""
+        """Shift the remaining rows, and compute `rows`."""
         cache = model.new_cache(room)
         shift_(model, cache, pieces, {"probe": (before.keys, before.values)})
         cache.length = total
@@ -164,7 +164,7 @@ def _check_edit(model: Model) -> list[Check]:
 
 
 def _distance(left: KVCache, right: KVCache, total: int, layers: int | None = None) -> float:
-    """Largest relative deviation of a row's keys or values, in the first so many layers."""
+    """Return the largest relative deviation of a row's keys or values, in the first `layers` layers."""
     return max(
         float(deviation(ours[:layers], theirs[:layers], total)[1].max())
         for ours, theirs in ((left.keys, right.keys), (left.values, right.values))
@@ -172,10 +172,13 @@ def _distance(left: KVCache, right: KVCache, total: int, layers: int | None = No
 
 
 def _greedy(model: Model, held: KVCache, clean: KVCache, total: int) -> tuple[int, bool]:
-    """Follow the clean cache's greedy tokens on both; give how many differ, and whether by a tie.
+    """Follow the clean cache's greedy tokens on both caches.
 
-    A tie is what rounding can turn in 16 bits: two logits that are as close as the limit of the
-    forward pass. In float32 there are none.
+    Returns:
+        How many tokens differ, and whether all of them are ties. In 16 bits rounding can change the
+        order of two logits that are as close as the limit of the forward pass; in float32 nothing
+        counts as a tie.
+
     """
     held.length = clean.length = total
     start = _ids(model, 1)
@@ -190,16 +193,16 @@ def _greedy(model: Model, held: KVCache, clean: KVCache, total: int) -> tuple[in
 
 
 def _measure(model: Model, parameters: list[Tensor]) -> Machine:
-    """Time a prefill, and reckon from its work with the parameters how long others take."""
+    """Time a prefill, and estimate from its number of multiplications how long others take."""
     count = min(_TIMED, model.context_length)
     ids, wait = _ids(model, count), waiter(model.device.type)
-    wait()  # the checks have warmed the device up
+    wait()  # the checks have warmed up the device
     start = clock()
     list(prefill_(model, model.new_cache(count), ids))
     wait()
     seconds = clock() - start
     table = model.network.model.embed_tokens.weight.numel()
-    # Multiplications of a token with the weights of the layers, and of pairs of rows in attention.
+    # Multiplications per token with the layers' weights, and per pair of rows in attention.
     weights: int = sum(part.numel() for part in parameters) - table * (1 if model.tied else 2)
     pairs = model.layers * model.heads * model.groups * model.width
 

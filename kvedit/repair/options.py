@@ -1,7 +1,8 @@
-"""The options of a question, once: names, defaults, checks, and how each is spelled outside Python.
+"""The options of a question, in one place: names, defaults, checks, and spelling outside Python.
 
 `Session.ask`, `stream` and `explain`, the command line, `set`, completion, JSON and `log --script`
-follow the fields of `Options`; a new option is a field here and the code that heeds it. No torch.
+are derived from the fields of `Options`. A new option is a field here plus the code that uses it.
+No torch.
 """
 
 from __future__ import annotations
@@ -68,15 +69,15 @@ class Options:
     """How to answer a question.
 
     Attributes:
-        budget: How many rows may be refreshed; also taken as text such as `5%`, or `None` for the default.
+        budget: How many rows to refresh; also accepts text such as `5%`, or `None` for the default.
         policy: Name in `kvedit.POLICIES`; it scores rows and units.
         support: How scores become selected rows: `rows`, `window` or `units`; the policy's own if `None`.
         executor: How selected rows are recomputed: `auto`, `packed`, `interval`, `direct` or `custom`.
-        max_new_tokens: Tokens of the answer at most; what the context leaves, up to 256, if `None`.
-        temperature: 0 takes the likeliest token.
-        seed: For sampling and for policies that draw; 0 to 2^63 - 1.
+        max_new_tokens: Maximum number of answer tokens; `None`: what the context leaves, up to 256.
+        temperature: 0 always chooses the most likely token.
+        seed: For sampling and for random policies; 0 to 2^63 - 1.
         decode_weights: `bf16` or `int4`: decode with lower-precision weights; the model's own if `None`.
-        conversation: See the conversation, and continue it.
+        conversation: Read and continue the conversation.
         keep: Keep refreshed rows in the session.
 
     Raises:
@@ -162,7 +163,7 @@ class Options:
         usual, typed = Options(), list[str]()
         for each in fields(self):
             value = getattr(self, each.name)
-            if value == getattr(usual, each.name) or each.name == "keep":  # what is logged was kept
+            if value == getattr(usual, each.name) or each.name == "keep":  # logged means kept
                 continue
             flag = flags(each)[0]
             typed += (

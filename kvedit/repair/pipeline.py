@@ -1,11 +1,11 @@
 """The repair pipeline: from a shifted cache and a question to a repaired cache, step by step.
 
 `Session.ask`, `explain` and `verify` run these steps, and so do the benches that select rows. The
-pipeline has no session, no disk and no clock of its own: its caller brings the cache, and `Timings` to
-measure with. What follows the repair, prefilling the question and decoding, is `kvedit.model.decode`.
+pipeline knows no session, no disk and no clock: its caller provides the cache, and `Timings` to measure
+with. Decoding, which follows the repair, is in `kvedit.model.decode`.
 
     missing   compute rows without a state, if the policy reads the cache
-    select    score rows and units, and spend the budget
+    select    score rows and units, and choose B rows
     refresh   recompute the selected and the missing rows
 """
 
@@ -36,13 +36,13 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows that a question gets.
+    """The rows to recompute for a question.
 
     Attributes:
         rows: The selected rows, sorted `int64 [B]`.
-        missing: Rows without a state, sorted `int64 [N]`; they are computed on top of the budget.
-        evidence: What the policy saw.
-        scores: What it returned; `None` where the budget buys nothing, so that nothing was scored.
+        missing: Rows without a state, sorted `int64 [N]`; they are computed in addition to the budget.
+        evidence: The input of the policy.
+        scores: Its result; `None` if the budget resolves to 0 rows, so that nothing was scored.
     """
 
     rows: IntArray
@@ -52,31 +52,31 @@ class Selection:
 
     @cached_property
     def computed(self) -> IntArray:
-        """Selected and missing rows, sorted `int64 [N]`."""
+        """Return the selected and missing rows, sorted `int64 [N]`."""
         return np.union1d(self.rows, self.missing)
 
     @property
     def runs(self) -> int:
-        """Runs of adjacent rows among the computed ones."""
+        """Return the number of runs of adjacent rows among the computed ones."""
         return sum(1 for _ in runs(self.computed))
 
 
 @dataclass(frozen=True)
 class Repair:
-    """One question to a cache whose stored rows were shifted to their positions.
+    """The repair for one question, on a cache whose stored rows were shifted to their positions.
 
     Attributes:
         model: The model.
-        cache: Has room for the rows and for the question, and is changed in place.
+        cache: The shifted cache, with capacity for rows and question; changed in place.
         ids: Ids of all rows, `int64 [T]`.
-        rows: Where each row is stored, and its state.
+        rows: The row table: where each row is stored, and its state.
         unit: Unit of each row, `int64 [T]`; -1 before the body.
         query_ids: Ids of the bare question, `int64 [Nq]`; policies score with them.
-        past: Returns the rows as they were when all of them were exact; called only if rows are scored.
+        past: Returns the rows of the last text whose rows were all exact; called only before scoring.
         clean: The cache of a clean prefill, for diagnostics.
-        timings: Gets the phases `selection`, `refresh` and `question`.
+        timings: Receives the phases `selection`, `refresh` and `question`.
         on_phase: Called with the name of each phase as it begins.
-        on_write: Called with rows of the cache before they are recomputed.
+        on_write: Called with cache rows before they are overwritten.
     """
 
     model: Model
@@ -93,11 +93,11 @@ class Repair:
 
     @cached_property
     def missing(self) -> IntArray:
-        """Rows without a state, sorted `int64 [N]`."""
+        """Return the rows without a state, sorted `int64 [N]`."""
         return np.flatnonzero(self.rows.missing)
 
     def select(self, options: Options) -> Selection:
-        """Select rows; nothing is scored where the budget buys nothing.
+        """Select rows. With a budget of 0 rows, nothing is scored.
 
         Raises:
             UsageError: The policy cannot be used here.
@@ -120,7 +120,7 @@ class Repair:
         """Recompute rows through all layers.
 
         Returns:
-            The executor that was used, `none` without rows, and the raw states in parts of ascending rows.
+            The executor used (`none` without rows), and the raw states, in parts of ascending rows.
         """
         self.on_phase("refresh")
         if not len(rows):
@@ -133,7 +133,7 @@ class Repair:
             return chosen, list(refresh_(self.model, self.cache, ids, rows, chosen))
 
     def question(self, ids: IntArray) -> tuple[Tensor, States]:
-        """Take the question's ids through the layers, behind the rows; see `prefill_question_`."""
+        """Prefill the question's ids after the rows; returns what `prefill_question_` returns."""
         self.on_phase("question")
         total = len(self.rows)
         self.on_write(np.arange(total, self.cache.capacity))
@@ -164,14 +164,14 @@ def follow_greedy(
     limit: int,
     stop_ids: Collection[int],
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Follow the greedy answer of a clean cache on both caches.
+    """Follow the greedy answer of a clean cache on two caches.
 
     Args:
         model: The model.
-        clean: Its greedy tokens are followed.
-        other: Gets the same tokens.
+        clean: The cache whose greedy tokens are followed.
+        other: The cache that is given the same tokens.
         first: Logits after the question, of the clean cache and of the other, `float32 [vocabulary]`.
-        limit: Tokens at most, the one that ends the answer included.
+        limit: Maximum number of tokens, including the one that ends the answer.
         stop_ids: Ids that end the answer.
 
     Yields:

@@ -1,11 +1,11 @@
-"""Shift and refresh: bring rows to their positions, and recompute the chosen ones.
+"""Shift and refresh: rotate rows to their positions, and recompute the selected ones.
 
-The only room that writes recomputed rows. The executors give the same result to rounding:
+The only module that writes recomputed rows. The executors give the same result up to rounding:
 
     packed    all rows through each layer together, one traversal for all runs (section 3.3)
     interval  one run of adjacent rows at a time through all layers (section A.1)
-    direct    packed's special case of a single run, without index tensors (section 4.4)
-    custom    packed with a compiled attention, experimental and never chosen by `auto` (section G.5)
+    direct    the special case of a single run, without index tensors (section 4.4)
+    custom    packed, with a compiled attention kernel; experimental, never chosen by `auto` (section G.5)
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def shift_(
     placed: Iterable[tuple[int, Piece]],
     segments: Mapping[str, tuple[Tensor, Tensor]],
 ) -> int:
-    """Gather stored rows into the cache, each key rotated from its raw form to its position.
+    """Gather stored rows into the cache, and rotate each raw key to its position.
 
-    A missing row is left as it is; it must be refreshed before anything reads it.
+    Missing rows are not written; they must be refreshed before anything reads them.
 
     Args:
-        model: Gives the rotation.
-        cache: Filled where a piece has a state.
-        placed: Pieces, each with the row that it starts at.
-        segments: Raw keys and values `[L, H, N, D]` by name of segment.
+        model: Provides the rotation.
+        cache: Written where a piece has a state.
+        placed: Pieces, each with its first row in the cache.
+        segments: Raw keys and values, each `[L, H, N, D]`, by segment name.
 
     Returns:
-        Rows gathered.
+        Number of rows gathered.
 
     Raises:
-        ValueError: A piece does not fit into the cache, or ends after its segment.
+        ValueError: A piece does not fit in the cache, or extends beyond its segment.
     """
     gathered = 0
     for row, piece in placed:
@@ -62,9 +62,9 @@ def shift_(
         cache.check_rows(row, rows.stop - 1)
         if source.stop > held[0].shape[2]:
             raise ValueError(f"rows to {source.stop} of a segment of {held[0].shape[2]} rows")
-        # From another device all layers come in one copy, since each copy makes somebody wait.
+        # Copy all layers from another device at once, since every copy has a latency.
         keys, values = (sent(part[:, :, source], cache.keys.device) for part in held)
-        # Layer by layer, so that what is rotated is still at hand in the processor's cache.
+        # Layer by layer, so that the data stays in the processor's cache.
         for layer in range(model.layers):
             rotate(keys[layer], cos, sin, out=cache.keys[layer, :, rows])
             cache.values[layer, :, rows] = values[layer]
@@ -76,7 +76,7 @@ def choose_executor(name: str, rows: IntArray) -> Executor:
     """Resolve `auto` (direct for one run, packed otherwise) and check `direct`.
 
     Raises:
-        UsageError: `direct` was asked for, and the rows are no single run.
+        UsageError: `direct` is given, and the rows are not a single run; or the name is unknown.
     """
     count = sum(1 for _ in runs(rows))
     if name == "auto":
@@ -100,20 +100,20 @@ def refresh_(
     on_layer: OnLayer = lambda layer: None,
     on_query: OnQuery = lambda layer, query: None,
 ) -> Iterator[States]:
-    """Recompute `rows` through all layers against the mixed cache; give their raw states in parts.
+    """Recompute `rows` through all layers against the mixed cache; yield their raw states in parts.
 
-    More than `PACK_ROWS` rows, or `CHUNK_ROWS` adjacent ones, go in several walks, ascending: a later
-    row sees the fresh state of every earlier one in each layer either way, so the result is the same
-    and memory bounded.
+    More than `PACK_ROWS` rows, or `CHUNK_ROWS` adjacent ones, take several ascending walks, which
+    bounds memory. Either way a later row sees the fresh state of every earlier one in each layer, so
+    the result is the same.
 
     Args:
         model: The model.
         cache: Changed at `rows`, in every layer.
         ids: Ids of all rows, `int64 [T]`.
         rows: Rows to recompute, sorted, `int64 [N]`.
-        executor: How.
-        on_layer: Called with the number of layers done, after each layer of each walk.
-        on_query: Called with the rotated queries of each layer that attends; the last one does not.
+        executor: How to recompute them.
+        on_layer: Called after each layer of each walk, with the number of layers done.
+        on_query: Called with each layer and its rotated queries; not for the last, which does not attend.
 
     Raises:
         UsageError: `custom` cannot be compiled here.
@@ -122,7 +122,7 @@ def refresh_(
     for part in _parts(rows, executor):
         place = part if isinstance(part, slice) else torch.from_numpy(part)
         chosen = ids[part if isinstance(part, slice) else model.to_device(part)]
-        # Given away, not held: the next part's states are made while nobody keeps these.
+        # Do not keep a reference: the next part is computed while the caller may have freed this one.
         yield model.walk(
             chosen, place, cache, outputs=0, attend=attend, on_layer=on_layer, on_query=on_query
         ).states
@@ -141,6 +141,6 @@ def _parts(rows: IntArray, executor: Executor) -> Iterator[slice | IntArray]:
 def prefill_(
     model: Model, cache: KVCache, ids: Tensor, on_layer: OnLayer = lambda layer: None
 ) -> Iterator[States]:
-    """Compute all rows, in chunks of adjacent rows; give their raw states. A replay of everything."""
+    """Compute all rows in chunks of adjacent rows, and yield their raw states."""
     rows = np.arange(len(ids), dtype=np.int64)
     return refresh_(model, cache, ids, rows, "direct", on_layer)

@@ -1,4 +1,4 @@
-"""What commands report: an edit, a status, an answer, a check. Values only."""
+"""What commands return: the result of an edit, a status, an answer, a check. Plain values."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from kvedit.timing import Timings
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an edit, an undo or a redo did.
+    """The result of an edit, an undo or a redo.
 
     Attributes:
-        command: What did it; empty if nothing changed.
-        revision: The present one now.
-        removed_lines, added_lines: Lines that went and came; a changed line did both.
-        token_change: Tokens more, or fewer if negative.
-        lines: Of the document now.
+        command: The command; empty if nothing changed.
+        revision: The current revision afterwards.
+        removed_lines, added_lines: Lines removed and added; a changed line counts as both.
+        token_change: Change in the number of tokens.
+        lines: Lines of the document now.
         tokens: T, rows of the session now.
-        missing: Rows of the session to compute: new text, and seams where tokens merged differently.
-        stale: Rows of the session that are stale now.
-        suffix: S, the rows from the frontier on that a budget may buy.
-        replay_s: Estimated time of a full replay, from the speed of the prefill at load.
+        missing: Rows to compute: new text, and boundaries where tokens merged differently.
+        stale: Rows that are stale now.
+        suffix: S, the rows from the frontier on that have a state.
+        replay_s: Estimated time of a full replay, from the prefill speed at load.
         written_bytes: Bytes written to the session.
     """
 
@@ -52,14 +52,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a session holds. The four states add up to `tokens`.
+    """The contents of a session. The counts of the four states add up to `tokens`.
 
     Attributes:
         tokens: T, the rows of head, document and conversation.
         conversation: Rows of the conversation among them.
         suffix: S.
         edits: Edits of the text since the load.
-        undone: Edits that `redo` can make again.
+        undone: Number of edits that `redo` can restore.
     """
 
     name: str
@@ -85,22 +85,22 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer and what it took.
+    """An answer and its cost.
 
     Attributes:
         text: The answer.
         ids: Its token ids.
         finish_reason: `stop`, `length` or `interrupted`.
-        options: What it was asked with.
-        executor: How rows were recomputed; `none` without rows.
-        budget_rows: B, as it was resolved.
+        options: The options of the question.
+        executor: How rows were recomputed; `none` if there were none.
+        budget_rows: B, the resolved budget.
         suffix: S, before the answer.
-        missing, refreshed, reused: Rows of head and document by what was done with them; they
-            add up to `tokens`.
+        missing, refreshed, reused: Rows of head, document and (with `conversation`)
+            conversation, by what was done with them; they add up to `tokens`.
         runs: Runs of adjacent rows among those computed.
-        tokens: T, rows of head and document.
+        tokens: T, the sum of these rows.
         timings: Phases, in order.
-        first_token_s: Shift, selection, refresh and question prefill.
+        first_token_s: Time of shift, selection, refresh and question prefill.
         replay_s: Estimated time of recomputing every row from the frontier on.
         kept: Whether rows were kept in the session.
     """
@@ -132,7 +132,7 @@ class Answer:
 
     @property
     def repair_s(self) -> float:
-        """Shift, selection and refresh: what a full replay would stand in for."""
+        """Return the time of shift, selection and refresh, which replace a full replay."""
         return self.timings.seconds("shift", "selection", "refresh")
 
 
@@ -141,8 +141,8 @@ class Token:
     """One id of an answer, and the text that it completes, possibly none.
 
     Attributes:
-        id: `None` for what was held back at the end: bytes that never became a character.
-        text: To print after the text before.
+        id: `None` for text held back until the end: bytes that never formed a character.
+        text: Text to print next.
     """
 
     id: int | None
@@ -151,14 +151,14 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """What healing did.
+    """The result of healing.
 
     Attributes:
         rows: Rows that became exact.
         frontier: The rows before it are exact.
         tokens: T, rows of the session.
-        seconds: Time that it took.
-        finished: `done`, `budget` (spent before the end) or `interrupted`.
+        seconds: Duration.
+        finished: `done`, `budget` (used up before the end) or `interrupted`.
     """
 
     rows: int
@@ -170,18 +170,18 @@ class Healed:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the first token and the answer are, on the cache as it is and on a clean one.
+    """Comparison of the first token and the answer, between the current cache and a clean one.
 
     Attributes:
-        kl: KL(clean || repaired) of the first token, in nats.
-        agreement: Share of the clean answer's tokens, its end included, that the repaired cache
-            ranks first, each after the clean ones before it.
-        tie_gap: The smallest lead of one of these tokens over the next best, in nats: the odds of
-            the two on the clean cache. Below what rounding does, either may come first.
-        differs_at: The first token, from 0, that the repaired cache does not rank first; `None`
-            where there is none.
+        kl: KL(clean || repaired) at the first token, in nats.
+        agreement: Share of the clean answer's tokens, including its end, that the repaired cache
+            ranks first, each given the clean tokens before it.
+        tie_gap: The smallest lead of one of these tokens over the runner-up on the clean cache, in
+            nats. If it is smaller than rounding errors, either may come first.
+        differs_at: Index (from 0) of the first token that the repaired cache does not rank first;
+            `None` if there is none.
         differs_gap: The lead of that token on the clean cache.
-        answer, clean_answer: Greedy, from either cache.
+        answer, clean_answer: Greedy answers from the two caches.
     """
 
     kl: float
@@ -195,19 +195,19 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How far the working cache is from a clean prefill.
+    """The deviation of the working cache from a clean prefill.
 
     Attributes:
         tokens: T.
         frontier: The rows before it should be exact.
-        computed: Rows that were computed for the check: missing and chosen ones.
+        computed: Number of rows computed for the check: missing and selected ones.
         keys, values: Relative deviation of each layer, the norm of the difference over the norm
             of the clean states.
         heat: Relative deviation by layer and row, `float32 [L, T]`, the larger of keys and values.
-        exact_deviation: The largest of the rows before the frontier.
-        tolerance: What rounding may make of it.
+        exact_deviation: The largest deviation before the frontier.
+        tolerance: What rounding alone can cause.
         exact: Whether every row is exact.
-        comparison: For the question, if there was one.
+        comparison: Comparison of answers, if a question was given.
     """
 
     tokens: int
@@ -224,13 +224,13 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class ChosenUnit:
-    """A unit of which rows would be refreshed.
+    """A unit with rows that would be refreshed.
 
     Attributes:
-        first_line, last_line: Lines that it touches, from 1; 0 for the conversation.
-        text: Its characters.
-        score: What the policy gave it.
-        chosen, tokens: Rows chosen, and rows in all.
+        first_line, last_line: Its lines, from 1; 0 for the conversation.
+        text: Its text.
+        score: The policy's score.
+        chosen, tokens: Number of selected rows, and of all rows.
     """
 
     first_line: int
@@ -243,15 +243,15 @@ class ChosenUnit:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What an answer would refresh, and what that would cost.
+    """The rows that an answer would refresh, and the estimated cost.
 
     Attributes:
-        policy, budget: As asked for.
+        policy, budget: As given.
         budget_rows, suffix, missing, tokens: B, S, missing rows, T.
         runs: Runs of adjacent rows that would be computed.
-        refresh_s, replay_s: Estimates, from the speed of the prefill at load.
-        units: Chosen units, the best first.
-        lines: Share of each line's rows that was chosen, by line.
+        refresh_s, replay_s: Estimates from the prefill speed at load.
+        units: Selected units, best first.
+        lines: For each line, the share of its rows that is selected.
     """
 
     policy: str
@@ -269,14 +269,14 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """What a purge did.
+    """The result of a purge.
 
     Attributes:
-        tokens: Rows that were computed anew.
-        revisions: Revisions that were dropped.
-        freed_bytes: Bytes that the session takes less, before the new rows.
-        size_bytes: What it takes now.
-        seconds: Time that it took.
+        tokens: Number of recomputed rows.
+        revisions: Number of removed revisions.
+        freed_bytes: Size of the removed files.
+        size_bytes: Size of the session now.
+        seconds: Duration.
     """
 
     tokens: int

@@ -1,12 +1,12 @@
-"""Select: turn scores into the rows that a budget buys. The only module that spends the budget.
+"""Select: turn scores into B rows. The only module that spends the budget.
 
 Supports:
     rows    the B best rows, wherever they stand
     window  the B adjacent rows with the largest sum
-    units   whole units by rank; when the next does not fit, its best window of the width left
+    units   whole units by rank; if the next does not fit, its best window of the remaining width
             (Semantic-Unit Refresh, Budgeted KV-Cache Repair, sections 3.2 and A.3)
 
-Each of them returns exactly min(B, S) rows, sorted; ties go to the earlier row. No torch.
+Each support returns exactly min(B, S) rows, sorted; ties go to the earlier row. No torch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def select(
 ) -> IntArray:
     """Select rows.
 
-    Rows refreshed for an earlier question keep their state, so stale rows are bought first and
-    budgets add up over questions; only what is left over goes to refreshed rows.
+    Rows refreshed for an earlier question keep their state. So stale rows are selected first, and
+    budgets add up over questions; only what is left of a budget goes to refreshed rows.
 
     Args:
-        scores: Of rows and units.
+        scores: Scores of rows and units.
         unit: Unit of each row, `int64 [T]`; -1 before the body.
-        stale: Rows computed under another context, `bool [T]`.
-        suffix: The S rows that may be bought, `bool [T]`; `stale` and those refreshed since.
+        stale: Rows computed in a different context, `bool [T]`.
+        suffix: The S eligible rows, `bool [T]`: stale rows and those refreshed since.
         budget: B, at most S.
         support: How scores become rows.
 
@@ -78,7 +78,7 @@ def _window(
     scores: FloatArray, unit_scores: FloatArray, unit: IntArray, candidates: IntArray, width: int
 ) -> IntArray:
     total = np.concatenate([[0.0], np.cumsum(scores[candidates], dtype=np.float64)])
-    sums = np.round(total[width:] - total[:-width], 9)  # equal sums must tie, whatever came before
+    sums = np.round(total[width:] - total[:-width], 9)  # so that equal sums tie
     first = int(np.argmax(sums))
     return candidates[first : first + width]
 

@@ -1,4 +1,4 @@
-"""The working cache of a session, kept warm: only rows that differ from it are gathered anew."""
+"""The working cache of a session, kept in memory: only rows that differ are gathered again."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kvedit.model.model import Model
 from kvedit.repair.refresh import shift_
 
 IntArray = npt.NDArray[np.int64]
-_SPARE_ROWS = 64  # room beyond what is asked for, so that a few more tokens copy nothing
+_SPARE_ROWS = 64  # spare capacity, so that a few more tokens need no copy
 
 
 class WorkingCache:
-    """Rotated keys and values, and for each row which stored state it holds.
+    """Rotated keys and values, and which stored row each cache row holds.
 
     Args:
-        model: Gives sizes and rotation.
+        model: Provides sizes and rotation.
 
     Attributes:
         cache: The keys and values.
@@ -34,11 +34,11 @@ class WorkingCache:
         self._index: IntArray = np.zeros(0, dtype=np.int64)
 
     def wanting(self, capacity: int) -> int:
-        """Bytes that `reserve` would take; what it frees is held until it is done."""
+        """Return the bytes that `reserve` would allocate before it frees the old cache."""
         return self._model.cache_bytes(self._grown(capacity)) if capacity > self.cache.capacity else 0
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` rows."""
+        """Grow the cache to at least `capacity` rows."""
         held = self.cache.capacity
         if capacity <= held:
             return
@@ -54,35 +54,35 @@ class WorkingCache:
         return min(capacity + _SPARE_ROWS, max(capacity, self._model.context_length))
 
     def differing(self, rows: RowTable) -> IntArray:
-        """Give the rows that have a state which the cache does not hold. `int64 [N]`, sorted."""
+        """Return the rows whose stored state is not in the cache. `int64 [N]`, sorted."""
         segment, index = self._coded(rows)
         total = len(rows)
         differs = (segment != self._segment[:total]) | (index != self._index[:total])
         return np.flatnonzero(differs & ~rows.missing)
 
     def gather_(self, rows: RowTable, wanted: IntArray, segments: Mapping[str, tuple[Tensor, Tensor]]) -> int:
-        """Bring rows of a table into the cache; give how many.
+        """Gather rows of a table into the cache; return how many.
 
         Args:
-            rows: The table; there is room for it.
-            wanted: Which of its rows, sorted; they have a state.
-            segments: Raw keys and values by segment.
+            rows: The table; must fit in the cache.
+            wanted: The rows to gather, sorted; all have a state.
+            segments: Raw keys and values by segment name.
         """
         placed: list[tuple[int, Piece]] = []
         for start, stop in runs(wanted):
             placed += rows.within(start, stop).placed(start)
-        self.forget(wanted)  # until all of them are there
+        self.forget(wanted)  # marked as empty until all rows are gathered
         gathered = shift_(self._model, self.cache, placed, segments)
         self.settle(rows, wanted)
         self.cache.length = len(rows)
         return gathered
 
     def forget(self, rows: IntArray) -> None:
-        """Note that rows are about to hold what no segment does."""
+        """Mark rows as not holding any stored state."""
         self._segment[rows] = MISSING
 
     def settle(self, rows: RowTable, place: IntArray) -> None:
-        """Note that rows hold what the table says."""
+        """Record that rows hold the states named by the table."""
         segment, index = self._coded(rows)
         self._segment[place], self._index[place] = segment[place], index[place]
 

@@ -1,8 +1,8 @@
 """The document: its text, its lines, and edits of line ranges.
 
-Lines are what `grep -n` counts: they end at a line feed, and a carriage return before it
-belongs to the line. Form feeds, lone carriage returns and U+2028 end no line. Knows
-characters; knows nothing of tokens, models or files on disk.
+Lines are counted as in `grep -n`: they end at a line feed, and a carriage return before it
+belongs to the line. Form feeds, lone carriage returns and U+2028 do not end a line. This module
+handles characters only, not tokens or models.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LineRange:
         """Read `7`, `40-60`, `40-` or `-5`.
 
         Raises:
-            UsageError: The text is not a range, or its end lies before its start.
+            UsageError: The text is not a range, or its end is before its start.
         """
         match = _RANGE.fullmatch(text.strip())
         if not match or (match["first"] is None and match["last"] is None):
@@ -51,7 +51,7 @@ class LineRange:
         """Return the half-open, 0-based span of lines in a document of `line_count` lines.
 
         Raises:
-            UsageError: The range does not lie within `1..line_count`.
+            UsageError: The range is not within `1..line_count`.
         """
         first = 1 if self.first is None else self.first
         last = line_count if self.last is None else self.last
@@ -72,10 +72,10 @@ class LineRange:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace the characters `[start, stop)` of a text by `text`. Deleting is `text == ""`.
+    """A replacement of the characters `[start, stop)` by `text`; a deletion has an empty `text`.
 
     Attributes:
-        origin: Where the new characters stood in the old text, if they were moved.
+        origin: Start of the new characters in the old text, if they were moved.
     """
 
     start: int
@@ -94,7 +94,7 @@ class Source:
 
     @property
     def named(self) -> str | None:
-        """The encoding, where it has to be named to read such bytes again."""
+        """The encoding, if it must be named to read the same bytes again."""
         found = self.encoding == "utf-8" or (self.bom and self.encoding in FOUND)
         return None if found else self.encoding
 
@@ -104,9 +104,9 @@ class Document:
     """A text and where its lines start.
 
     Attributes:
-        text: The text as it was in the file, line endings and all, without its BOM.
+        text: The text as in the file, including line endings, without its BOM.
         source: Where it came from; the path `-` stands for no file.
-        line_starts: Character offset of each line; a final newline starts no new line.
+        line_starts: Character offset of each line; a final newline does not start another line.
     """
 
     text: str
@@ -124,18 +124,17 @@ class Document:
         """Read a file.
 
         Args:
-            path: Of the file.
-            encoding: How its bytes are to be read; UTF-8, or what its byte order mark says, if not
-                given.
+            path: Path of the file.
+            encoding: Encoding of its bytes; default: that of its byte order mark, else UTF-8.
 
         Raises:
-            UsageError: It cannot be read, or is not text.
+            UsageError: The file cannot be read, or is not text.
         """
         return cls.decode(read_bytes(path), str(Path(path).resolve()), str(path), encoding)
 
     @classmethod
     def decode(cls, data: bytes, path: str, name: str, encoding: str | None = None) -> Document:
-        """Make a document of a file's bytes; `name` is what messages call it."""
+        """Create a document from a file's bytes; `name` is used in messages."""
         text, found = decode(data, name, encoding)
         return cls(text, Source(path, found, bom=len(data) > len(text.encode(found))))
 
@@ -143,7 +142,7 @@ class Document:
         """Return the text as bytes, in the encoding of its source and with its byte order mark.
 
         Raises:
-            UsageError: It holds a character that the encoding cannot represent.
+            UsageError: The encoding cannot represent a character.
         """
         encoding = self.source.encoding
         try:
@@ -156,7 +155,7 @@ class Document:
             ) from None
 
     def recoded(self, encoding: str) -> Document:
-        """Return this document as one that is written in another encoding.
+        """Return this document with a different encoding for `encode`.
 
         `utf-8-sig`, `utf-16` and `utf-32` are written with a byte order mark, other names without.
 
@@ -173,7 +172,7 @@ class Document:
 
     @property
     def newline(self) -> str:
-        """What ends its lines: CR LF where every line does, else LF."""
+        """The line ending: CR LF if every line has it, else LF."""
         crlf = self.text.count("\r\n")
         return "\r\n" if crlf and crlf == self.text.count("\n") else "\n"
 
@@ -188,10 +187,10 @@ class Document:
         return [self.text[start:stop].removesuffix("\n").removesuffix("\r") for start, stop in spans]
 
     def deletions(self, ranges: Iterable[LineRange]) -> list[Edit]:
-        """Turn line ranges into edits. Every range counts lines of this document; overlaps merge.
+        """Turn line ranges into edits. Ranges refer to lines of this document; overlaps merge.
 
         Raises:
-            UsageError: A range lies outside the document.
+            UsageError: A range is outside the document.
         """
         spans = sorted(self.characters(*lines.resolve(self.line_count)) for lines in ranges)
         merged: list[tuple[int, int]] = []
@@ -203,7 +202,7 @@ class Document:
         return [Edit(start, stop) for start, stop in merged]
 
     def apply(self, edits: Sequence[Edit]) -> Document:
-        """Return the document after `edits`, which are sorted, disjoint and count this text."""
+        """Return the document after `edits`: sorted, disjoint, and relative to this text."""
         kept: list[str] = []
         position = 0
         for edit in edits:
@@ -213,11 +212,11 @@ class Document:
 
 
 def kept_spans(edits: Sequence[Edit], length: int) -> list[tuple[int, int, int]]:
-    """Report which characters survive `edits`: `(old_start, new_start, length)`, in the new order.
+    """Return the spans that survive `edits`, as `(old_start, new_start, length)` in the new order.
 
     Args:
         edits: Sorted, disjoint edits of the old text.
-        length: Characters in the old text.
+        length: Number of characters in the old text.
     """
     spans: list[tuple[int, int, int]] = []
     old = new = 0

@@ -1,7 +1,7 @@
 """Edits of a document: insert, replace and move lines, and the difference of two texts.
 
-Each function counts the lines of the document it is given, and gives sorted, disjoint edits of
-its characters; no edits at all mean that nothing would change. Knows characters only.
+Line numbers refer to the document that a function is given. Each function returns sorted, disjoint
+edits of its characters; an empty list means that nothing would change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvedit.text.document import Document, Edit, LineRange
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.)|\Z)", re.DOTALL)
 _NAMED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
 _WRITTEN = {char: f"\\{name}" for name, char in _NAMED.items()}
-_ESCAPED = re.compile(r"[^ -\[\]-~]")  # most characters of most texts are none of these
+_ESCAPED = re.compile(r"[^ -\[\]-~]")  # few characters of most texts match
 _LINES = re.compile(r"[^\n]*\n|[^\n]+\Z")
 
 
@@ -25,13 +25,13 @@ def insertion(document: Document, after: int, text: str, *, exact: bool = False)
     """Insert lines after line `after`; 0 is the top.
 
     Args:
-        document: What to edit.
+        document: Document to edit.
         after: Line that stays before the new ones.
-        text: The new lines. They get the document's line endings, the last one too.
-        exact: Take the characters as they are, without a line ending of their own.
+        text: The new lines; all of them, including the last, get the document's line endings.
+        exact: Insert the characters unchanged, without adding a line ending.
 
     Raises:
-        UsageError: There is no such line, no text, or a zero character in it.
+        UsageError: The line does not exist, or the text is empty or contains a NUL character.
     """
     _check(text)
     at = _end_of_line(document, after)
@@ -47,16 +47,16 @@ def insertion(document: Document, after: int, text: str, *, exact: bool = False)
 
 
 def replacement(document: Document, lines: LineRange, text: str, *, exact: bool = False) -> list[Edit]:
-    """Put other lines in the place of some.
+    """Replace lines with new text.
 
     Args:
-        document: What to edit.
+        document: Document to edit.
         lines: The lines to replace.
-        text: The new lines; they end as the last one replaced did.
-        exact: Take the characters as they are, without a line ending of their own.
+        text: The new lines; they end like the last replaced line.
+        exact: Insert the characters unchanged, without adding a line ending.
 
     Raises:
-        UsageError: The range lies outside the document, or the text holds a zero character.
+        UsageError: The range is outside the document, or the text contains a NUL character.
     """
     _check(text)
     start, stop = document.characters(*lines.resolve(document.line_count))
@@ -71,12 +71,12 @@ def replacement(document: Document, lines: LineRange, text: str, *, exact: bool 
 
 
 def movement(document: Document, lines: LineRange, after: int) -> list[Edit]:
-    """Move lines to stand after line `after`, counted before the move.
+    """Move lines after line `after`, counted before the move.
 
-    A last line without a line ending leaves that to the line that comes last then.
+    If the last line had no line ending, the line that ends up last has none.
 
     Raises:
-        UsageError: The range or the line lies outside the document, or the one in the other.
+        UsageError: The range or the line is outside the document, or the line is inside the range.
     """
     first, last = lines.resolve(document.line_count)
     at = _end_of_line(document, after)
@@ -102,9 +102,9 @@ def movement(document: Document, lines: LineRange, after: int) -> list[Edit]:
 
 
 def difference(old: str, new: str) -> list[Edit]:
-    """Find edits of whole lines, trimmed to what differs in them, that turn one text into another.
+    """Return edits that turn one text into another: changed lines, trimmed to what differs in them.
 
-    Lines are compared by Python's `difflib` within what the texts do not share at both ends.
+    `difflib` compares the lines between the common prefix and the common suffix of the texts.
     """
     before, after = _LINES.findall(old), _LINES.findall(new)
     head = _shared(before, after)
@@ -121,10 +121,10 @@ def difference(old: str, new: str) -> list[Edit]:
 
 
 def unescape(text: str) -> str:
-    r"""Read `\n`, `\r`, `\t`, `\\`, `\uXXXX` and `\UXXXXXXXX`.
+    r"""Interpret `\n`, `\r`, `\t`, `\\`, `\uXXXX` and `\UXXXXXXXX`.
 
     Raises:
-        UsageError: A backslash before anything else.
+        UsageError: A backslash is followed by anything else.
     """
 
     def read(match: re.Match[str]) -> str:
@@ -142,7 +142,7 @@ def unescape(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Write a text on one line of printable characters, as `unescape` reads it."""
+    """Return a text as one line of printable characters that `unescape` reverses."""
     return _ESCAPED.sub(_escaped, text)
 
 
@@ -154,12 +154,12 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def line_counts(old: Document, new: Document, changes: Sequence[Edit]) -> tuple[int, int]:
-    """Count the lines that changes took away from one text and put into the other.
+    """Return how many lines the changes removed from the old text and added to the new one.
 
-    A line whose characters changed went and came. A moved one did, too.
+    A line that was changed or moved counts as both.
     """
     starts = old.line_starts
-    near: set[int] = set()  # all other lines are surely still there
+    near: set[int] = set()  # all other lines are unchanged
     for edit in changes:
         first = max(0, bisect_right(starts, edit.start - 1) - 1)
         near.update(range(first, bisect_right(starts, edit.stop)))
@@ -168,10 +168,10 @@ def line_counts(old: Document, new: Document, changes: Sequence[Edit]) -> tuple[
 
 
 def _is_kept(old: Document, new: Document, changes: Sequence[Edit], line: int) -> bool:
-    """Whether a line (0-based) is still a line of its own; at an open end its ending may come or go."""
+    """Return whether a line (0-based) survived; at the end of the text its line ending may change."""
     content, ending = _line_at(old, line)
     start = old.line_starts[line]
-    # What must have survived: its characters, or the line feed that makes an empty line.
+    # What must survive: its characters or, for an empty line, its line feed.
     stop = start + (len(content) or len(ending))
     start = start if content else stop - 1
     shift = 0
@@ -193,7 +193,7 @@ def _line_at(document: Document, line: int) -> tuple[str, str]:
 
 
 def _end_of_line(document: Document, line: int) -> int:
-    """Return the character after a line, 1-based; 0 is the start of the text."""
+    """Return the character offset after a line (1-based); 0 for line 0."""
     count = document.line_count
     if not 0 <= line <= count:
         held = "no lines" if count == 0 else f"lines 1 to {count}"
@@ -205,7 +205,7 @@ def _end_of_line(document: Document, line: int) -> int:
 
 
 def _is_open(document: Document) -> bool:
-    """Whether the last line has no line ending."""
+    """Return whether the last line has no line ending."""
     return bool(document.text) and not document.text.endswith("\n")
 
 
@@ -214,7 +214,7 @@ def _ending(text: str) -> str:
 
 
 def _check(text: str) -> None:
-    """Refuse what no file of text could hold."""
+    """Raise if the text contains what a text file cannot."""
     if "\0" in text:
         raise UsageError("The new text holds a zero character, which no text file does.", "Leave it out.")
 
@@ -224,7 +224,7 @@ def _with_endings(text: str, newline: str) -> str:
 
 
 def _trimmed(old: str, edit: Edit) -> list[Edit]:
-    """Leave out of an edit what it would not change at its two ends; nothing if that is all."""
+    """Trim the unchanged characters at both ends of an edit; return no edit if nothing remains."""
     replaced = old[edit.start : edit.stop]
     head = _shared(replaced, edit.text)
     replaced, text = replaced[head:], edit.text[head:]
@@ -235,7 +235,7 @@ def _trimmed(old: str, edit: Edit) -> list[Edit]:
 
 
 def _shared(left: Sequence[str], right: Sequence[str]) -> int:
-    """Count the elements that two sequences share at their start."""
+    """Return the length of the common prefix of two sequences."""
     count = 0
     while count < min(len(left), len(right)) and left[count] == right[count]:
         count += 1

@@ -1,6 +1,6 @@
-"""The bytes of a user's text file as text, strictly: what is read can be written back byte for byte.
+"""Decode text files strictly, so that the result can be written back byte for byte.
 
-Knows bytes and characters; knows nothing of lines, tokens or sessions.
+This module handles bytes and characters, not lines, tokens or sessions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MARKS = {
     "utf-32-be": codecs.BOM_UTF32_BE,
 }
 FOUND = ("utf-8", "utf-16-le", "utf-16-be")
-"""What a byte order mark alone may say; UTF-32 must be named, since its mark can also be UTF-16."""
+"""Encodings recognized by byte order mark; UTF-32 must be named, since its mark can also mean UTF-16."""
 _NAME_IT = (
     "Say how it is encoded with --encoding, for example --encoding cp1252, "
     "or convert it: `iconv -f CP1252 -t UTF-8`."
@@ -26,12 +26,12 @@ _NAME_IT = (
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Read a user's file; raises `UsageError` when it cannot be read."""
+    """Read a user's file; raises `UsageError` if that fails."""
     try:
         return Path(path).read_bytes()
     except IsADirectoryError:
         raise UsageError(f"{path} is a folder.", "Give one text file.") from None
-    except (OSError, ValueError) as error:  # a NUL in a path is a ValueError
+    except (OSError, ValueError) as error:  # a NUL in a path raises ValueError
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path} cannot be read: {reason}.", "Check the path and its permissions.") from None
 
@@ -39,16 +39,16 @@ def read_bytes(path: str | Path) -> bytes:
 def decode(data: bytes, name: str, encoding: str | None = None) -> tuple[str, str]:
     """Decode a file's bytes strictly; return the text without its BOM, and the encoding.
 
-    Nothing is replaced or left out: the text gives back the same bytes.
+    Nothing is replaced or left out: encoding the text gives the same bytes.
 
     Args:
-        data: The whole file.
-        name: What to call the file in messages.
-        encoding: As Python names it. If not given, UTF-8 is the rule, and a BOM may say UTF-16.
+        data: Content of the whole file.
+        name: Name of the file in messages.
+        encoding: Python name; default: UTF-8, or UTF-16 if there is a BOM for it.
 
     Raises:
-        UsageError: The file is empty, binary, or not in the encoding it should be in; or there is
-            no such encoding.
+        UsageError: The file is empty, binary, or not in the given encoding; or the encoding is
+            unknown.
     """
     found, start = _recognised(data, name, encoding)
     if len(data) == start:
@@ -63,7 +63,7 @@ def decode(data: bytes, name: str, encoding: str | None = None) -> tuple[str, st
         raise UsageError(
             f"{name} is not valid {found.upper()}: byte {start + error.start} cannot be read.", _NAME_IT
         ) from None
-    except UnicodeError:  # as of Python's idna, which is not for files
+    except UnicodeError:  # for example from Python's idna, which is not for files
         raise _unknown(encoding or found) from None
     if (place := text.find("\0")) >= 0:
         raise _binary(name, start + len(text[:place].encode(found)))
@@ -77,7 +77,7 @@ def decode(data: bytes, name: str, encoding: str | None = None) -> tuple[str, st
 
 
 def _recognised(data: bytes, name: str, encoding: str | None) -> tuple[str, int]:
-    """Report which encoding bytes are in, and how many of them are a byte order mark."""
+    """Return the encoding of the bytes, and the length of their byte order mark."""
     if encoding is None:
         found = next((known for known in FOUND if data.startswith(MARKS[known])), None)
         return (found, len(MARKS[found])) if found else ("utf-8", 0)
@@ -97,12 +97,12 @@ def _recognised(data: bytes, name: str, encoding: str | None) -> tuple[str, int]
 
 
 def codec(encoding: str) -> str:
-    """Return the name that Python has for an encoding."""
+    """Return Python's normalized name of an encoding."""
     try:
         name = codecs.lookup(encoding).name
-        " ".encode(name)  # not all of Python's codecs are for text
+        " ".encode(name)  # some of Python's codecs are not for text
         return name
-    except (LookupError, ValueError):  # a ValueError where no codec could have such a name
+    except (LookupError, ValueError):  # ValueError: an invalid codec name
         raise _unknown(encoding) from None
 
 

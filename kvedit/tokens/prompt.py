@@ -1,4 +1,4 @@
-"""The prompt's three parts: head, body and question, encoded apart so ids never merge across them."""
+"""The three parts of a prompt: head, body and question, tokenized separately so no token spans two."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kvedit.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The layout that a session keeps, so that its ids never change with a template.
+    """The layout of a prompt. A session stores it, so a later change of the template cannot change its ids.
 
     Attributes:
         head_ids: Ids before the document.
-        before_question: Text between document and question, special tokens included.
-        after_question: Text after the question, special tokens included.
+        before_question: Text between document and question, including special tokens.
+        after_question: Text after the question, including special tokens.
         before_next: Text between an answer and the next question of a conversation.
     """
 
@@ -31,7 +31,7 @@ class Prompt:
     def question_ids(
         self, tokenizer: Tokenizer, question: str, *, next_turn: bool = False
     ) -> npt.NDArray[np.int64]:
-        """Encode the part after the document, or after the last answer. `int64 [Nq]`."""
+        """Tokenize the part after the document, or after the last answer. `int64 [Nq]`."""
         return np.array(
             [
                 *tokenizer.encode_template(self.before_next if next_turn else self.before_question),
@@ -42,19 +42,21 @@ class Prompt:
         )
 
 
-_LONG = 16  # characters a token: no document that fits has more, except one of blanks
+_LONG = 16  # characters per token; no document that fits has more, except one of blanks
 
 
 def encode_body(tokenizer: Tokenizer, text: str, context_length: int) -> Tokens:
-    """Encode a document. One that is far too long is refused by its start, without encoding all of it.
+    """Tokenize a document.
+
+    A text that is far too long is refused after tokenizing only its beginning.
 
     Raises:
-        ContextError: Says how many tokens that start has.
+        ContextError: Far too long; names the number of tokens in the beginning.
     """
     start = _LONG * context_length
     while start < len(text):
         tokens = len(tokenizer.encode_text(text[:start]))
-        if tokens > 2 * context_length:  # where a text is cut changes the ids at its end only
+        if tokens > 2 * context_length:  # cutting a text changes only the ids at its end
             raise ContextError(
                 f"The first {start} of the document's {len(text)} characters are {tokens} tokens already, "
                 f"and the model's context holds {context_length}.",
@@ -65,16 +67,16 @@ def encode_body(tokenizer: Tokenizer, text: str, context_length: int) -> Tokens:
 
 
 def check_context(tokens: int, more: int, what: str, context_length: int) -> None:
-    """Refuse what does not fit; nothing is ever cut.
+    """Raise if a prompt does not fit the context; text is never truncated.
 
     Args:
-        tokens: Of head and document.
-        more: Tokens that come after them.
-        what: What those are.
-        context_length: Positions that the model was made for.
+        tokens: Number of tokens in head and document.
+        more: Number of tokens after them.
+        what: Description of those, for the message.
+        context_length: Number of positions that the model supports.
 
     Raises:
-        ContextError: Names both numbers.
+        ContextError: It does not fit; names both numbers.
     """
     if tokens + more > context_length:
         raise ContextError(

@@ -1,7 +1,7 @@
-"""Token ids with their characters, and how the ids of an edited text align with the old ones.
+"""Token ids with their character spans, and how the ids of an edited text align with the old ones.
 
-After an edit the whole text is encoded again, so its ids are always those of encoding the
-present text; a splice says which of the old rows survive. Rows are matched by position,
+After an edit the whole text is tokenized again, so its ids are always those of tokenizing the
+current text. A splice records which old rows can be kept. Rows are matched by position,
 never by content search, so repeated lines cannot be confused. No torch.
 """
 
@@ -20,7 +20,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The ids of a text and the characters of each.
+    """The ids of a text, and the characters of each token.
 
     Attributes:
         ids: Token ids, `int64 [N]`.
@@ -41,9 +41,8 @@ class Splice:
     """Where each new token comes from.
 
     Attributes:
-        source: Old index of each new token, `int64 [N]`; -1 where there is none.
-        unchanged: New tokens before the first difference: there the old and the new ids agree,
-            one by one from the start.
+        source: Old index of each new token, `int64 [N]`; -1 if it has none.
+        unchanged: Number of leading tokens whose old and new ids are equal.
     """
 
     source: IntArray
@@ -56,17 +55,17 @@ class Splice:
         Args:
             old: Tokens of the text before.
             new: Tokens of the text after.
-            edits: Sorted, disjoint edits that lead from the one to the other.
+            edits: Sorted, disjoint edits that turn the old text into the new one.
             length: Characters in the text before.
         """
         source = np.full(len(new), -1, dtype=np.int64)
-        for old_start, new_start, size in kept_spans(edits, length):  # moved ones too
+        for old_start, new_start, size in kept_spans(edits, length):  # moved spans too
             _match_span(old, new, source, old_start, new_start, size)
         shared = min(len(old), len(new))
         differs = np.flatnonzero(old.ids[:shared] != new.ids[:shared])
         unchanged = int(differs[0]) if len(differs) else shared
-        # A state depends only on the ids up to it, so equal ids from the start on are the same
-        # rows, whatever the edit said. This also keeps the exact rows as many as they can be.
+        # A state depends only on the ids up to it, so rows with equal leading ids are the same rows,
+        # whatever the edit was. This also keeps as many exact rows as possible.
         source[source < unchanged] = -1  # no row is used twice
         source[:unchanged] = np.arange(unchanged)
         return cls(source, unchanged)
@@ -78,8 +77,8 @@ def _match_span(
     """Match, in `source`, the tokens that lie within one surviving span of characters."""
     old_rows = _rows_within(old, old_start, size)
     new_rows = _rows_within(new, new_start, size)
-    # Tokens that share one character (its bytes are split between them) share their span too;
-    # counting them apart keeps the pairs (start, stop, place) unique.
+    # Tokens that share one character (its bytes are split between them) also share its span.
+    # Numbering them keeps the triples (start, stop, number) unique.
     old_parts = _parts(old, old_rows, old_start)
     new_parts = _parts(new, new_rows, new_start)
     spread = np.concatenate([old_parts, new_parts], axis=1).max(axis=1, initial=0) + 1
@@ -97,7 +96,7 @@ def _rows_within(tokens: Tokens, start: int, size: int) -> IntArray:
 
 
 def _parts(tokens: Tokens, rows: IntArray, start: int) -> IntArray:
-    """Start (from `start` on), width, and place among the tokens with this very span. `[3, N]`."""
+    """Return start (relative to `start`), width, and number among tokens with the same span. `[3, N]`."""
     first, width = tokens.starts[rows] - start, tokens.stops[rows] - tokens.starts[rows]
     again = (np.diff(first, prepend=-1) == 0) & (np.diff(width, prepend=-1) == 0)
     number = np.arange(len(rows))

@@ -1,6 +1,6 @@
-"""The tokenizer of a checkpoint, as its own JSON: text to ids and back. No torch, no transformers.
+"""The tokenizer of a checkpoint, from its JSON: text to ids and back. No torch, no transformers.
 
-A session keeps this JSON, so its document can be edited without the model at hand.
+A session stores this JSON, so its document can be edited without the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvedit.errors import UsageError
 from kvedit.tokens.splice import Tokens
 
 _CONTROL = re.compile(r"<\|[^\s|]+\|>")
-_NEVER = -1e9  # a score with which Unigram takes any other pieces
+_NEVER = -1e9  # a score so low that Unigram prefers any other pieces
 
 
 def _backend(serialized: str) -> tokenizers.Tokenizer:
@@ -29,7 +29,7 @@ def _backend(serialized: str) -> tokenizers.Tokenizer:
 
 
 class Tokenizer:
-    """Encode a trusted template with its special tokens, and a user's text as text.
+    """Tokenize trusted templates with their special tokens, and user text as plain text.
 
     Args:
         serialized: The JSON of a `tokenizers.Tokenizer`.
@@ -45,19 +45,19 @@ class Tokenizer:
         return hashlib.sha256(self.serialized.encode()).hexdigest()
 
     def encode_template(self, text: str) -> list[int]:
-        """Encode a piece of the chat template; special tokens in it are special. Raises as `encode_text`."""
+        """Tokenize a piece of the chat template, with its special tokens. Raises like `encode_text`."""
         return list(self._encode(self._backend, text, as_text=False).ids)
 
     def encode_as_trained(self, text: str) -> list[int]:
-        """Encode a text with the tokens that the model was trained to see around it, if any."""
+        """Tokenize a text, adding the special tokens that the model was trained to see around it, if any."""
         self._backend.encode_special_tokens = True
         return list(self._backend.encode(text, add_special_tokens=True).ids)
 
     def encode_text(self, text: str) -> Tokens:
-        """Encode a user's text; what spells a special token is encoded as text.
+        """Tokenize user text; text that spells a special token is treated as plain text.
 
         Raises:
-            UsageError: It holds half characters, as of an argument that was not UTF-8.
+            UsageError: It contains lone surrogates, for example from an argument that was not UTF-8.
         """
         encoding = self._encode(self._backend, text)
         if not self._control.isdisjoint(encoding.ids):
@@ -76,7 +76,7 @@ class Tokenizer:
 
     @cached_property
     def _control(self) -> frozenset[int]:
-        """Ids that steer a model: what is added as special, or spelled as only such tokens are."""
+        """Ids of control tokens: those marked as special, or spelled as only control tokens are."""
         added = self._backend.get_added_tokens_decoder()
         return frozenset(
             number for number, token in added.items() if token.special or _CONTROL.fullmatch(token.content)
@@ -84,10 +84,10 @@ class Tokenizer:
 
     @cached_property
     def _literal(self) -> tokenizers.Tokenizer:
-        """A backend that gives none of them for any text.
+        """A backend that never produces control tokens from text.
 
-        The plain one does where an added token is not marked as special, and where the spelling of
-        one is a piece of the vocabulary like others.
+        The plain backend does if an added token is not marked as special, or if its spelling is an
+        ordinary piece of the vocabulary.
         """
         fields = json.loads(self.serialized)
         for token in fields["added_tokens"]:
@@ -101,5 +101,5 @@ class Tokenizer:
         return _backend(json.dumps(fields))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids to text, leaving special tokens out."""
+        """Decode ids to text, without special tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))

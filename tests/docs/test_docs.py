@@ -1,4 +1,4 @@
-"""What the docs say is what the code does: examples run, names and options are all there."""
+"""The docs match the code: examples run, and names and options are complete."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_the_changelog_names_the_version() -> None:
     assert re.findall(r"^## \[(\d.*?)\]", read("CHANGELOG.md"), re.MULTILINE)[0] == __version__
 
 
-def test_the_page_of_commands_is_what_the_commands_say() -> None:
+def test_the_commands_page_matches_the_help() -> None:
     assert script("generate").page() == read("docs/cli.md"), "run: python docs/generate.py"
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_files_that_a_page_names_exist(page: Path) -> None:
-    if page.name == "CHANGELOG.md":  # which tells of the past
+def test_files_named_on_a_page_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # may name files that no longer exist
         return
     text = page.read_text(encoding="utf-8")
     named = re.findall(r"`((?:kvedit|tests|benchmarks|docs)/[\w/]+(?:\.py|/))`", text)
@@ -46,7 +46,7 @@ def test_the_files_that_a_page_names_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_within_the_docs_lead_somewhere(page: Path) -> None:
+def test_links_in_the_docs_resolve(page: Path) -> None:
     links = re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8"))
     for target, anchor in links:
         found = page.parent / target if target else page
@@ -58,7 +58,7 @@ def test_links_within_the_docs_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("words", commands())
-def test_every_command_has_help_an_example_and_its_place_in_the_docs(words: str) -> None:
+def test_every_command_has_help_an_example_and_documentation(words: str) -> None:
     command = commands()[words]
     assert command.help
     assert f"Example: kvedit {words}" in command.epilog
@@ -70,7 +70,7 @@ def test_every_command_has_help_an_example_and_its_place_in_the_docs(words: str)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_is_in_help_and_docs_and_spends_its_budget(name: str, llama: Model, home: Path) -> None:
+def test_every_policy_is_documented_and_spends_its_budget(name: str, llama: Model, home: Path) -> None:
     policy = next(parameter for parameter in commands()["ask"].params if parameter.name == "policy")
     assert name in policy.help
     assert f"`{name}`" in read("docs/policies.md")
@@ -86,9 +86,9 @@ def test_every_policy_is_in_help_and_docs_and_spends_its_budget(name: str, llama
     assert again.rows.pieces() == session.rows.pieces()  # equal inputs, equal support
 
 
-def test_the_example_of_a_policy_works(llama: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_policy_works(llama: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example: Any = ModuleType("example")
-    monkeypatch.setitem(sys.modules, "example", example)  # a dataclass looks its module up
+    monkeypatch.setitem(sys.modules, "example", example)  # a dataclass looks up its module
     exec(code("docs/policies.md"), example.__dict__)
     monkeypatch.setitem(POLICIES, "recent", "example:Recent")
     session = load_session(home, llama, TEXT)
@@ -97,14 +97,14 @@ def test_the_example_of_a_policy_works(llama: Model, home: Path, monkeypatch: py
     assert session.rows.refreshed[-8:].all()
 
 
-def test_a_session_can_be_read_as_the_format_says(
+def test_the_format_example_reads_a_session(
     llama: Model, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = load_session(Path(".kvedit"), llama, TEXT, name="contract")
     session.insert("Käufer und Verkäufer.", after=3)
     session.move("2-3", after=9)
     session.ask("When?", conversation=True, max_new_tokens=2)
-    for number in range(150):  # far enough for a second whole line
+    for number in range(150):  # enough for a second complete line
         session.replace("1", f"{number}. " + "The fees are paid in advance. " * (number % 5))
     session.undo(2)
     read: dict[str, Any] = {}
@@ -120,7 +120,7 @@ def test_a_session_can_be_read_as_the_format_says(
     assert keys.shape == (llama.layers, llama.heads, read["length"], keys.shape[3])
 
 
-def test_the_keys_of_the_files_are_those_of_the_format(llama: Model, home: Path) -> None:
+def test_the_format_page_lists_all_keys(llama: Model, home: Path) -> None:
     session = load_session(home, llama, TEXT, name="contract")
     session.delete("2")
     page = read("docs/session-format.md")
@@ -139,7 +139,7 @@ def test_the_keys_of_the_files_are_those_of_the_format(llama: Model, home: Path)
     assert set(json.loads(first)) - set(json.loads(second)) == {"text"}
 
 
-def test_after_a_purge_the_check_of_the_privacy_page_finds_nothing(llama: Model, home: Path) -> None:
+def test_the_privacy_check_finds_nothing_after_a_purge(llama: Model, home: Path) -> None:
     session = load_session(home, llama, f"The term is sixty days.\n{TEXT}", name="contract")
     session.ask("Is it sixty?", conversation=True, max_new_tokens=2)
     session.delete("1")

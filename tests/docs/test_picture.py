@@ -1,4 +1,4 @@
-"""docs/session.svg, the picture in the README, shows what kvedit prints today."""
+"""docs/session.svg, the picture in the README, matches the current output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIME = r"[\d.,]+ (?:ms|s|min \d+ s)"
 
 
 def shown() -> dict[str, list[str]]:
-    """The lines in the picture, by command."""
+    """Return the lines in the picture, by command."""
     blocks: dict[str, list[str]] = {}
     for line in script("picture").lines(read("docs/session.svg")):
         if line.startswith("$ "):
@@ -27,17 +27,17 @@ def shown() -> dict[str, list[str]]:
 
 
 def labels(lines: list[str]) -> list[str]:
-    """The first column of a table."""
+    """Return the first column of a table."""
     return [re.split(r"\s{2,}", line)[0] for line in lines if "  " in line]
 
 
 def table(lines: list[str]) -> list[str]:
-    """An answer's table, without the answer."""
+    """Return an answer's table, without the answer."""
     return lines[next(number for number, line in enumerate(lines) if line.startswith("phase ")) :]
 
 
 def without_times(line: str) -> str:
-    """Drop what differs between two runs: times, speeds, ratios of times, widths of columns."""
+    """Remove what differs between two runs: times, speeds, ratios of times, widths of columns."""
     phase = re.fullmatch(rf"(\D+?)\s+{TIME}(?:\s+([\d,]+)\s+[\d,]+)?", line)
     if phase:
         return f"{phase[1]}: {phase[2]} tokens"
@@ -49,7 +49,7 @@ def words_of(line: str) -> list[str]:
     return re.findall(r"[A-Za-z']+", without_times(line))
 
 
-def test_the_picture_is_made_from_the_present_inputs() -> None:
+def test_the_picture_was_recorded_with_the_current_inputs() -> None:
     picture = script("picture")
     assert tuple(shown()) == picture.COMMANDS
     assert f"<!-- {picture.inputs()} -->" in read("docs/session.svg"), "run: make picture"
@@ -65,7 +65,7 @@ def test_the_commands_in_the_picture_exist_and_parse() -> None:
         commands()[name].make_context("kvedit", words)
 
 
-def test_the_picture_has_the_labels_that_kvedit_prints(home: Path, checkpoints: dict[str, Path]) -> None:
+def test_the_picture_has_the_labels_kvedit_prints(home: Path, checkpoints: dict[str, Path]) -> None:
     text = "".join(f"{number}. The fees are due in {number} days.\n" for number in range(20))
     Path("contract.md").write_text(text, encoding="utf-8")
     for command, lines in shown().items():
@@ -83,7 +83,7 @@ def test_the_picture_has_the_labels_that_kvedit_prints(home: Path, checkpoints: 
 
 
 @pytest.mark.model
-def test_the_picture_is_a_recording_of_this_session(default_folder: Path) -> None:
+def test_the_picture_matches_a_new_recording(default_folder: Path) -> None:
     picture = script("picture")
     again = picture.lines(picture.draw(picture.record()))
     before = picture.lines(read("docs/session.svg"))

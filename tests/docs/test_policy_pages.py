@@ -1,4 +1,4 @@
-"""The page of each policy says what the policy is: its settings, what it sees, and a worked example."""
+"""The page of each policy matches the policy: its settings, what it sees, and a worked example."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OVERVIEW = "docs/policies.md"
 KEYS = ["formula", "source", "cost", "support", "settings", "sees"]
 OURS = {"sur-seam", "sur-plain", "tokens", "window", "units-bm25", "units-random"}
-"""Our own, and the controls: they differ from nothing."""
+"""Our own policies and the controls, which follow no published method."""
 
 
 def page(name: str) -> str:
@@ -58,10 +58,10 @@ def test_each_policy_has_a_page_and_each_page_a_policy() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_page_has_its_parts_in_their_order(name: str) -> None:
+def test_a_page_has_the_expected_sections(name: str) -> None:
     lines = page(name).splitlines()
     assert lines[0] == f"# `{name}`"
-    assert re.match(r"# .+\n\nIt buys [^.]+\.\n\n\|", page(name))
+    assert re.match(r"# .+\n\nIt selects [^.]+\.\n\n\|", page(name))
     assert list(cells(name)) == KEYS
     assert re.findall(r"^## (.+)$", page(name), re.MULTILINE) == [
         "Worked example",
@@ -73,7 +73,7 @@ def test_a_page_has_its_parts_in_their_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_settings_of_a_page_are_the_fields_with_their_defaults(name: str) -> None:
+def test_the_settings_on_a_page_match_the_fields(name: str) -> None:
     policy: Any = policy_named(name)
     settings = {field.name: getattr(policy, field.name) for field in fields(policy)}
     assert cells(name)["support"] == f"`{settings.pop('support')}`"
@@ -85,7 +85,7 @@ def test_the_settings_of_a_page_are_the_fields_with_their_defaults(name: str) ->
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_command_of_a_page_can_be_typed(name: str) -> None:
+def test_the_command_on_a_page_parses(name: str) -> None:
     (line,) = re.findall(r"^```\nkvedit (.+)\n```$", section(name, "Try it"), re.MULTILINE)
     words = [word.strip('"') for word in re.findall(r'"[^"]+"|\S+', line)]
     leaf = " ".join(words[: 2 if words[0] == "bench" else 1])
@@ -94,14 +94,14 @@ def test_the_command_of_a_page_can_be_typed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_sees_what_its_page_says(name: str, llama: Model) -> None:
-    """Where scores change with a thing, or ask for it, the policy sees that thing."""
+def test_a_policy_depends_on_what_its_page_says(name: str, llama: Model) -> None:
+    """A policy sees an input if its scores change with it."""
     whole = staged(llama)[0]
     assert whole.past is not None
     gone = np.ones(len(whole.past.ids), dtype=bool)
     origin = origins(whole.ids, whole.past.ids, whole.past.source)
     gone[origin[origin >= 0]] = False
-    # Another tear, further back: the last nine rows, and all before them computed since.
+    # Another seam, further back: only the last nine rows keep their origin.
     source, bought = whole.past.source.copy(), np.flatnonzero(whole.suffix)
     source[bought[:-9]] = -1
     source[bought[-9:]] += 1
@@ -133,7 +133,7 @@ def differ(name: str, one: Evidence, other: Evidence) -> bool:
 
 WORDS = "Fees are due . Rent is low . The code is 7 .".split()
 VOCABULARY = sorted({*WORDS, "Old"})
-"""A token a word."""
+"""One token per word."""
 SEEN = {
     4: (0.10, 0.10),
     5: (0.02, 0.10),
@@ -150,7 +150,7 @@ def spell(*words: str) -> np.ndarray:
 
 
 def scene() -> Evidence:
-    """What docs/policies.md sets out: a sentence deleted, two sentences behind it."""
+    """Return the scene of docs/policies.md: a deleted sentence and two sentences after it."""
     size = len(VOCABULARY)
     axes = torch.cat([torch.eye(size), -torch.eye(size)])  # so that the mean is 0
     model: Any = SimpleNamespace(
@@ -176,7 +176,7 @@ def scene() -> Evidence:
 
 
 def of_places(source: list[int], unit: np.ndarray) -> Evidence:
-    """Rows that have a place, and no text."""
+    """Return rows that have positions, but no text."""
     count = len(source)
     return replace(
         scene(),
@@ -213,7 +213,7 @@ def of_oracle() -> Evidence:
 
 
 def looks(evidence: Evidence, layers: Any, keys: str, see: Callable[[int, torch.Tensor], None]) -> None:
-    """Stand in for the probe: all heads and layers look the same."""
+    """Replace the probe; all heads and layers are equal."""
     seen = torch.zeros(2, 2, 13)
     seen[:, :, 0] = torch.tensor([0.30, 0.18])
     for row, both in SEEN.items():
@@ -223,7 +223,7 @@ def looks(evidence: Evidence, layers: Any, keys: str, see: Callable[[int, torch.
 
 
 def reads(model: Model, ids: np.ndarray, wanted: np.ndarray, chunk: np.ndarray, gone: np.ndarray) -> Any:
-    """Stand in for layer 0: what units 1 and 2 read, given by their first rows."""
+    """Replace layer 0: what units 1 and 2 attend to, in their first rows."""
     assert np.flatnonzero(gone).tolist() == [4, 5, 6]
     gave = np.array([0.1, 0.5, 0.1, 0.1, 0.1, 0.2, 0.1, 0.05, 0.05])
     own, other, spread = np.zeros((3, 9))
@@ -239,14 +239,12 @@ STAGES: dict[str, Callable[[], Evidence]] = {
     "cacheblend": of_cacheblend,
     "oracle": of_oracle,
 }
-"""Examples with a scene of their own."""
+"""Examples with their own scene."""
 SMALL: dict[str, Any] = {"qcfuse": QcFuse(block=3), "neighbor": Neighbor(block=3)}
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_worked_example_of_a_page_is_what_the_policy_does(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_worked_example_matches_the_policy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "probe", looks)
     monkeypatch.setattr(infoflow, "probe", looks)
     monkeypatch.setattr(cachecraft, "_read", reads)
@@ -262,16 +260,16 @@ def test_the_worked_example_of_a_page_is_what_the_policy_does(
             digits = len(value.partition(".")[2])
             assert abs(found[int(told[0])] - float(value)) <= 0.5001 * 10.0**-digits, line
             checked += 1
-    bought = re.findall(r"B = (\d+) buys rows? (\d+(?:, \d+)*)", prose)
+    bought = re.findall(r"B = (\d+) selects rows? (\d+(?:, \d+)*)", prose)
     assert checked >= 2
-    assert len(bought) == prose.count(" buys ") > 0
+    assert len(bought) == prose.count(" selects ") > 0
     for budget, rows in bought:
         every = evidence.suffix
         support = select(scores, evidence.unit, every, every, int(budget), policy.support)
         assert support.tolist() == [int(row) for row in rows.split(", ")]
 
 
-def test_the_scene_is_the_one_that_the_overview_draws() -> None:
+def test_the_scene_matches_the_overview() -> None:
     evidence = scene()
     drawn = read(OVERVIEW).partition("## The scene of the examples")[2].partition("\n## ")[0]
     told = re.findall(r"^\| (\d+) \| (\d+) \| (.+) \| (\d) \|$", drawn, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""docs/python.md is one program that runs, prints nothing, and names what `kvedit` gives out."""
+"""docs/python.md is one program that runs and prints nothing; it names all public methods."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def test_the_page_runs_on_a_tiny_model(
 
 
 @pytest.mark.model
-def test_the_page_runs_as_it_is_on_the_default_model(
+def test_the_page_runs_unchanged_on_the_default_model(
     home: Path, default_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(PROGRAM, capfd)
 
 
-def test_the_page_names_a_method_for_every_verb() -> None:
+def test_the_page_names_a_method_for_every_command() -> None:
     table = PAGE.partition("## Which method is which verb")[2]
     verbs = {
         word
@@ -60,7 +60,7 @@ def test_the_page_names_a_method_for_every_verb() -> None:
     assert methods - {"Home", "document"} <= set(dir(Session))
 
 
-def test_the_public_names_are_there_for_python_and_for_type_checkers() -> None:
+def test_public_names_work_at_run_time_and_for_type_checkers() -> None:
     names = set(kvedit.__all__) - {"__version__"}
     for name in names:
         assert getattr(kvedit, name) is not None

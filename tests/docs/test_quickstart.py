@@ -38,7 +38,7 @@ def test_the_quickstart_answers_from_the_edited_text(home: Path, default_folder:
 
 
 def readme_commands() -> list[list[str]]:
-    """The commands of the README's five minutes, without the word kvedit."""
+    """Return the commands of the README's "Five minutes", without the word kvedit."""
     section = read("README.md").partition("## Five minutes")[2]
     block = section.partition("```sh\n")[2].partition("```")[0]
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]

@@ -1,4 +1,4 @@
-"""The scripted sessions of `sessions/`: each replays on the default model, and the docs show it."""
+"""The scripted sessions in `sessions/` replay on the default model and are shown in the docs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SCRIPTS = sorted((ROOT / "sessions").glob("*/script.kvedit"))
 NAMES = [script.parent.name for script in SCRIPTS]
 
 
-def test_there_are_the_sessions_that_were_promised() -> None:
+def test_all_example_sessions_exist() -> None:
     assert {"code", "contract", "log", "marathon", "minutes", "samekey"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=NAMES)
-def test_a_session_says_what_it_shows_and_the_docs_show_it(script: Path) -> None:
+def test_the_docs_contain_each_session_script(script: Path) -> None:
     text = script.read_text(encoding="utf-8")
     lines = text.splitlines()
     assert lines[0].startswith("# ")
