@@ -344,7 +344,7 @@ def forge(session: Session, **changes: object) -> None:
     )
     right = replace(present.entry, number=len(session._state.journal), parent=present.entry.number)
     session._state.store.append(session._state.journal, replace(present, entry=right))
-    session._publish(right.number, ())
+    session._state._publish(right.number, ())
 
 
 def test_rows_of_other_tokens_than_the_text_are_found(store, llama):
