@@ -10,6 +10,8 @@ from torch import Tensor
 
 from kvedit.cache.kv import KVCache, States
 from kvedit.cache.rows import Piece
+from kvedit.checkpoint.compare import Stock
+from kvedit.checkpoint.opening import admit
 from kvedit.model.decode import prefill_question_
 from kvedit.model.model import Model
 from kvedit.names import Executor
@@ -94,26 +96,24 @@ class Health:
         return all(check.passed for check in self.checks)
 
 
-def examine(model: Model) -> Health:
+def examine(stock: Stock) -> Health:
     """Compare what the laws say is the same, on a short probe, and measure a prefill.
 
     Args:
-        model: Read with transformers. A model that is like its stock forward pass is then tried as it
-            is opened from then on.
+        stock: A checkpoint read with transformers. If it passes the comparison with its own forward pass,
+            the rest is measured on the model that it is opened as from then on.
 
     Raises:
         ModelError: Its layers cannot be walked at all.
     """
-    likeness = model.compare()
+    likeness = stock.compare()
     checks = [
         _check("forward pass", likeness.forward, likeness.limit),
         _check("end of context", likeness.far, likeness.limit),
         _check("rotation", likeness.rotation, likeness.rotation_limit),
     ]
-    parameters = list(model.network.parameters())
-    if all(check.passed for check in checks):
-        model.check()
-        model = model.quick()
+    parameters = list(stock.network.parameters())
+    model = admit(stock) if all(check.passed for check in checks) else stock.model
     return Health((*checks, *_check_edit(model)), _measure(model, parameters))
 
 
@@ -198,7 +198,7 @@ def _measure(model: Model, parameters: list[Tensor]) -> Machine:
     list(prefill_(model, model.new_cache(count), ids))
     wait()
     seconds = clock() - start
-    table = model.network.model.embed_tokens.weight.numel()
+    table = model.network.table.numel()
     # Multiplications of a token with the weights of the layers, and of pairs of rows in attention.
     weights: int = sum(part.numel() for part in parameters) - table * (1 if model.tied else 2)
     pairs = model.layers * model.heads * model.groups * model.width

@@ -38,7 +38,6 @@ def prefill_document(
     progress: Progress,
 ) -> None:
     """Prefill a document into `store`; see `Session.load`. What a failed load wrote is removed again."""
-    model.check()
     prompt = model.layout(system)
     body = encode_body(model.tokenizer, document.text, model.context_length)
     ids = np.concatenate([np.array(prompt.head_ids, dtype=np.int64), body.ids])

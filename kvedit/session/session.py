@@ -114,6 +114,7 @@ class Session(State):
 
         check_new()
         start = clock()
+        from kvedit.checkpoint.opening import open_model
         from kvedit.checkpoint.resolve import resolve
         from kvedit.model.model import Model
         from kvedit.session.load import prefill_document
@@ -122,7 +123,7 @@ class Session(State):
             called, directory = str(model.directory), model.directory
         else:
             directory, called = resolve(model, report), model
-            model = Model.admit(directory, device=device, dtype=dtype)
+            model = open_model(directory, device=device, dtype=dtype)
         timings.add("load", clock() - start)
         directory = directory.resolve()
         record = ModelRecord(
