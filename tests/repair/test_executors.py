@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from kvedit.cache.kv import KVCache, States
 from kvedit.cache.rows import Piece, runs
+from kvedit.checkpoint.opening import open_model
 from kvedit.errors import ContextError, UsageError
 from kvedit.lab import numerics as numerics_room
 from kvedit.lab.executor import (
@@ -463,7 +464,7 @@ def test_a_path_taken_twice_differs_nowhere_and_another_dtype_everywhere(llama: 
     assert half["exact_disagreement"] == 1
     # The obvious: all logits of both models at once.
     both, logits = torch.from_numpy(np.concatenate([ids, question])), []
-    for model in (llama, Model.open(llama.directory, device="cpu", dtype="bfloat16")):
+    for model in (llama, open_model(llama.directory, device="cpu", dtype="bfloat16")):
         hidden = model.walk(both, slice(0, 170), model.new_cache(170), outputs=170).hidden
         logits.append(model.logits(hidden))
     gap = (logits[0] - logits[1]).abs()
