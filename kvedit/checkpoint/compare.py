@@ -1,19 +1,32 @@
-"""The comparison with the stock forward pass of transformers, which catches what no field says."""
+"""The comparison with the stock forward pass of transformers, which catches what no field says.
+
+A checkpoint that passes may then be opened without transformers: if plain parts give the same numbers, their
+recipe is kept.
+"""
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvedit.cache.rope import rotate
+from kvedit.checkpoint import recipe
 from kvedit.checkpoint.admission import REMEDY
+from kvedit.checkpoint.assemble import read_plain
+from kvedit.checkpoint.recipe import Norm, Recipe
 from kvedit.errors import ModelError
 from kvedit.model.model import Model
+from kvedit.model.network import Network
+from kvedit.tokens.prompt import Prompt
 
 ROWS = 24
+_ACTIVATIONS = {True: "silu", False: "relu2"}  # of an MLP with a gate, and of one without
 _PAST = 8  # rows of the first of the two walks, so that the second one reads a cache
 
 
@@ -84,7 +97,7 @@ class Stock:
     @torch.no_grad()
     def _compare(self) -> Likeness:
         model = self.model
-        ids = probe(model)
+        ids = _probe(model)
         cache = model.new_cache(ROWS)
         model.walk(ids[:_PAST], slice(0, _PAST), cache)
         own = model.logits(model.walk(ids[_PAST:], slice(_PAST, ROWS), cache, outputs=ROWS - _PAST).hidden)
@@ -92,9 +105,9 @@ class Stock:
         positions = torch.arange(ROWS, device=model.device) + max(0, model.context_length - ROWS)
         far = self.network(ids[None], position_ids=positions[None], use_cache=False)
         return Likeness(
-            forward=distance(own, near.logits[0, _PAST:]),
-            far=distance(own, far.logits[0, _PAST:]),
-            limit=limit(model),
+            forward=_distance(own, near.logits[0, _PAST:]),
+            far=_distance(own, far.logits[0, _PAST:]),
+            limit=_limit(model),
             rotation=_rotation(model, raw, [layer.keys for layer in near.cache.layers]),
             rotation_limit=0.0 if model.device.type == "cpu" else 0.01,
         )
@@ -114,17 +127,17 @@ class Stock:
                 hook.remove()
 
 
-def probe(model: Model) -> Tensor:
+def _probe(model: Model) -> Tensor:
     """Return the ids that comparisons walk, `int64 [ROWS]`."""
     return torch.arange(ROWS, device=model.device) * 7 % model.vocabulary
 
 
-def limit(model: Model) -> float:
+def _limit(model: Model) -> float:
     """Return the largest difference that rounding explains, in standard deviations of logits."""
     return 0.02 if model.dtype == torch.float32 else 0.5
 
 
-def distance(own: Tensor, logits: Tensor) -> float:
+def _distance(own: Tensor, logits: Tensor) -> float:
     """Return the largest difference of two logits, `[N, vocabulary]`, in the latter's standard deviations."""
     stock = logits.float().to(own.device)
     return float((own - stock).abs().max()) / max(float(stock.std()), 1e-6)
@@ -138,3 +151,89 @@ def _rotation(model: Model, raw: list[Tensor], cached: list[Tensor]) -> float:
         gap = (rotate(keys, cos, sin) - stock[0].to(model.device)).abs().max()
         worst = max(worst, float(gap) / max(float(keys.abs().max()), 1e-30))
     return worst
+
+
+def remember(stock: Stock) -> None:
+    """Keep the recipe of an admitted checkpoint, if plain parts give the same numbers.
+
+    If they do not, that is remembered too, so that later openings do not compare plain parts again.
+    """
+    model = stock.model
+    checked = f"{model.dtype_name} {model.device.type}"
+    if model.spread or recipe.refused(model.directory, checked):
+        return
+    plain = _describe(stock)
+    if plain is None:
+        return
+    with suppress(ModelError):  # names that only transformers knows how to read
+        if _same(model, plain):
+            recipe.keep(model.directory, plain, model.tokenizer.serialized, checked)
+            return
+    recipe.refuse(model.directory, checked)
+
+
+def _describe(stock: Stock) -> Recipe | None:
+    """Describe a network of plain parts; `None` if its modules show that it has others."""
+    model, inner = stock.model, stock.network.model
+    norms = {_norm(module) for module in inner.modules() if "norm" in type(module).__name__.lower()}
+    norm = norms.pop() if len(norms) == 1 else None
+    gated = hasattr(inner.layers[0].mlp, "gate_proj")
+    if norm is None or getattr(inner.config, "hidden_act", None) != _ACTIVATIONS[gated]:
+        return None
+    return Recipe(
+        sizes=model.network.sizes,
+        norm=norm,
+        head_norms=model.network.layers[0].key_norm is not None,
+        gated=gated,
+        stop_ids=tuple(sorted(model.stop_ids)),
+        parts={name: model.parts[name] for name in ("tokenizer", "chat_template")},
+        prompt=_prompt(model),
+    )
+
+
+def _norm(module: Any) -> Norm | None:
+    """Find the norm that gives the numbers of a module on random states; `None` if none does."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if weight is None or weight.is_meta or epsilon is None:
+        return None
+    states = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
+    for centred, offset in product((False, True), (0.0, 1.0)):
+        norm = Norm(centred, offset, float(epsilon))
+        if torch.equal(norm.part(weight, bias)(states), module(states)):
+            return norm
+    return None
+
+
+def _prompt(model: Model) -> Prompt | None:
+    """Return the layout of the prompt, unless that fails or depends on the day."""
+    paths = [model.directory / name for name in ("chat_template.jinja", "tokenizer_config.json")]
+    with suppress(ModelError, OSError):
+        if not any(path.is_file() and b"strftime_now" in path.read_bytes() for path in paths):
+            return model.layout(None)
+    return None
+
+
+@torch.no_grad()
+def _same(model: Model, plain: Recipe) -> bool:
+    """Whether plain parts give the model's numbers bit for bit, and packed ones up to rounding.
+
+    Raises:
+        ModelError: The weights have other names than the recipe's.
+    """
+
+    def logits(network: Network) -> Tensor:
+        twin = copy.copy(model)
+        twin.network = network
+        return twin.logits(twin.walk(_probe(twin), slice(0, ROWS), twin.new_cache(ROWS), outputs=ROWS).hidden)
+
+    stock = logits(model.network)
+    network = read_plain(model.directory, plain, model.dtype, model.device)
+    heads: Any = zip(network.head.parts, model.network.head.parts, strict=True)
+    tables = [(network.table.to(model.dtype), model.network.table)]
+    tables += [(own.weight, module.weight) for own, module in heads]
+    if not all(torch.equal(*pair) for pair in tables) or not torch.equal(logits(network), stock):
+        return False
+    del network, tables
+    packed = read_plain(model.directory, plain, model.dtype, model.device, pack=True)
+    return _distance(logits(packed), stock) <= _limit(model)

@@ -72,7 +72,7 @@ def admit(stock: Stock) -> Model:
     Raises:
         ModelError: The forward passes differ by more than rounding.
     """
-    from kvedit.checkpoint.remember import remember
+    from kvedit.checkpoint.compare import remember
 
     stock.compare().check()
     remember(stock)

@@ -60,15 +60,9 @@ class Model:
 
     Attributes:
         directory, network, stop_ids, parts, layout: As given.
-        layers, heads, width: L, H (KV heads) and D of its cache.
-        groups: Query heads for each KV head.
-        scaling: Factor on attention scores.
-        dtype: Of everything that is computed.
-        device: Of the cache, inputs and outputs; of a spread model, the device of the embeddings.
-        spread: Whether its layers are on several devices.
-        context_length: Number of positions that it was trained for.
+        layers, heads, groups, width, scaling, context_length, tied: As in `kvedit.model.network.Sizes`.
+        dtype, device, spread: As in `kvedit.model.network.Network`; inputs and outputs are on `device`.
         vocabulary: Number of ids that have an embedding.
-        tied: Whether the output layer is the embedding table.
     """
 
     def __init__(

@@ -175,9 +175,9 @@ def test_a_gguf_file_is_the_same_model_as_its_twin_in_safetensors(
         assert np.array_equal(model.tokenizer.encode_text(text).ids, wanted.tokenizer.encode_text(text).ids)
         assert model.tokenizer.encode_template(text) == wanted.tokenizer.encode_template(text)
     assert model.layout("Be brief.") == wanted.layout("Be brief.")
-    assert model.stop_ids == twin.stop_ids == {2}
-    assert model.context_length == twin.context_length
-    assert greedy(model) == greedy(twin)
+    assert model.stop_ids == wanted.stop_ids == {2}
+    assert model.context_length == wanted.context_length
+    assert greedy(model) == greedy(wanted)
     assert len(greedy(model)) > 3
 
 

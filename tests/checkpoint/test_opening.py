@@ -15,7 +15,7 @@ import torch
 from rigs.tiny import KINDS, save_tiny
 from safetensors.torch import load_file, save_file
 
-from kvedit.checkpoint import read, recipe, remember
+from kvedit.checkpoint import compare, read, recipe
 from kvedit.checkpoint.assemble import assemble
 from kvedit.checkpoint.opening import admit, open_model, open_stock
 from kvedit.errors import ModelError
@@ -134,7 +134,7 @@ def test_packed_layers_that_give_other_numbers_make_no_recipe(
 
 def test_a_refused_recipe_is_not_compared_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     comparisons = []
-    monkeypatch.setattr(remember, "_same", lambda model, plain: bool(comparisons.append(plain)))
+    monkeypatch.setattr(compare, "_same", lambda model, plain: bool(comparisons.append(plain)))
     for _ in range(2):
         open_model(folder, device="cpu")
     assert len(comparisons) == 1

@@ -248,7 +248,7 @@ def test_chat_keeps_the_conversation(contract: Path) -> None:
 def test_the_model_is_opened_once(contract: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, plain = [], opening.open_model
     monkeypatch.setattr(
-        opening, "open_model", lambda *args, **more: opened.append(args) or plain(*args, **more)
+        opening, "open_model", lambda folder, **more: opened.append(folder) or plain(folder, **more)
     )
     ask = "ask --max-new-tokens 1 Who?"
     repl(ask, "delete -l 1", ask, "sessions copy contract twin", "sessions use twin", ask, "undo", ask)
