@@ -128,7 +128,8 @@ def test_llama3_stretches_long_waves_keeps_short_ones_and_joins_them(gpu: Any) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_random_model_walks_as_transformers_modules_do(gpu: Any, at: int, dtype: torch.dtype) -> None:
     found = []
-    for model in pair(gpu, gpu.TOYS[at], dtype):
+    own, stock = pair(gpu, gpu.TOYS[at], dtype)
+    for model in (own, stock.model):
         cache = model.new_cache(len(IDS))
         hidden = [model.walk(IDS[:60], slice(0, 60), cache, outputs=60).hidden]
         hidden.append(model.walk(IDS[60:], slice(60, 90), cache, outputs=30).hidden)
