@@ -38,16 +38,18 @@ from torch import Tensor
 
 from kvedit.cache.memory import allocating
 from kvedit.cache.rows import Piece
-from kvedit.checkpoint.recipe import Recipe
+from kvedit.checkpoint.assemble import assemble
+from kvedit.checkpoint.recipe import Norm, Recipe
 from kvedit.errors import KveditError, UsageError
 from kvedit.lab.executor import shapes, spread
 from kvedit.lab.recovery import HEAD_ROWS, Edited, recover
 from kvedit.model.decode import Sampler, decode_, prefill_question_
 from kvedit.model.model import Model
-from kvedit.model.network import Network
+from kvedit.model.network import Sizes
 from kvedit.repair.budget import Budget
 from kvedit.repair.refresh import refresh_, shift_
 from kvedit.timing import clock
+from kvedit.tokens.prompt import Prompt
 
 CONTEXTS = (8192, 2048, 32768)  # in the order of what is wanted most, should time run short
 TOY_CONTEXTS = (256, 160, 384)
@@ -89,22 +91,21 @@ class Shape:
     @property
     def recipe(self) -> Recipe:
         """What kvedit's network of plain parts is made of."""
-        return Recipe(
+        sizes = Sizes(
+            hidden=self.hidden,
+            intermediate=self.inner,
             layers=self.layers,
             heads=self.heads,
             groups=self.groups,
             width=self.width,
             scaling=self.width**-0.5,
             context_length=self.context_length,
-            epsilon=self.epsilon,
-            head_norms=self.head_norms,
-            tied=False,
             inverse_frequencies=inverse_frequencies(self),
             attention_scaling=1.0,
-            stop_ids=(),
-            parts={},
-            prompt=None,
+            tied=False,
         )
+        norm = Norm(centred=False, offset=0.0, epsilon=self.epsilon)
+        return Recipe(sizes, norm, self.head_norms, gated=True, stop_ids=(), parts={}, prompt=None)
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -171,9 +172,9 @@ def random_weights(shape: Shape, device: torch.device, dtype: torch.dtype) -> di
 
 
 def random_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> Model:
-    """Make a model of random weights. It has no tokenizer, and nothing that is measured asks for one."""
-    network = Network(shape.recipe, random_weights(shape, device, dtype).get)
-    return Model(Path(), network, "", (), {})
+    """Return a model with random weights. It has no tokenizer, and nothing that is measured needs one."""
+    network = assemble(shape.recipe, random_weights(shape, device, dtype).get)
+    return Model(Path(), network, "", (), {}, lambda system: Prompt((), "", "", ""))
 
 
 @dataclass(frozen=True, slots=True)

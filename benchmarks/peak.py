@@ -75,16 +75,16 @@ def a_long_text(encode: Any, tokens: int) -> str:
 
 def main(verb: str, folder: str, tokens: str, home: str) -> None:
     """Do one command and print what the process held at most."""
-    from kvedit.model.model import Model
+    from kvedit.checkpoint.opening import admit, open_model, open_stock
     from kvedit.session import asking as ask  # noqa: F401
     from kvedit.session.session import Session
     from kvedit.text.document import Document
 
     if verb == "check":
-        return Model.open(Path(folder), device="cpu").check()
+        return admit(open_stock(Path(folder), device="cpu"))
     libraries = resident("VmRSS")
     if verb == "load":
-        model = Model.open(Path(folder), device="cpu")
+        model = open_model(Path(folder), device="cpu")
         text = a_long_text(lambda line: model.tokenizer.encode_text(line).ids, int(tokens))
         opened = Session.load(Document(text), model=model, home=Path(home))
     else:

@@ -152,10 +152,10 @@ def oracles(task: Task) -> Found:
     from rigs.oracles import run_scripts, without_context
     from rigs.tiny import save_tiny
 
-    from kvedit.model.model import Model
+    from kvedit.checkpoint.opening import open_model
 
     free = without_context(save_tiny(task.folder / "free", "qwen3"))
-    whole = Model.open(save_tiny(task.folder / "whole", "llama"), device="cpu")
+    whole = open_model(save_tiny(task.folder / "whole", "llama"), device="cpu")
     done, wrong = run_scripts(free, whole, task.folder / "home", task.size, task.seed)
     return f"scripts of edits checked by two oracles, {done:,} steps", 2 * task.size, wrong
 

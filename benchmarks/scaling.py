@@ -115,9 +115,9 @@ class Place:
 
     @cached_property
     def model(self) -> Model:
-        from kvedit.model.model import Model
+        from kvedit.checkpoint.opening import open_model
 
-        return Model.open(self.checkpoint, device="cpu")
+        return open_model(self.checkpoint, device="cpu")
 
     def open(self) -> Session:
         """Open the session as a new process does, with a model that is in memory already."""
@@ -270,18 +270,18 @@ def prepare(name: str, lengths: Sequence[int]) -> Ready:
     """
     from rounds import CONTRACT, QUESTION, text_of
 
+    from kvedit.checkpoint.opening import admit, open_stock
     from kvedit.checkpoint.resolve import resolve
-    from kvedit.model.model import Model
 
-    model = Model.open(resolve(name), device="cpu", stock=True)
-    model.check()
+    stock = open_stock(resolve(name), device="cpu")
+    model = admit(stock)
     prompt, text = model.layout(None), CONTRACT.read_text(encoding="utf-8")
     around = len(prompt.head_ids) + len(prompt.question_ids(model.tokenizer, QUESTION)) + 1
     fitting = sorted({min(length, model.context_length - around) for length in lengths})
-    tables = model.network.model.embed_tokens.weight.numel() * (1 if model.tied else 2)
+    tables = model.network.table.numel() * (1 if model.tied else 2)
     return Ready(
         checkpoint=model.directory,
-        weights=sum(part.numel() for part in model.network.parameters()) - tables,
+        weights=sum(part.numel() for part in stock.network.parameters()) - tables,
         pairs=model.layers * model.heads * model.groups * model.width,
         texts={length: text_of(text, model, length) for length in fitting},
     )
@@ -370,10 +370,10 @@ def work(ready: Ready, sample: Record) -> float:
 
 def measure_past(home: Path, ready: Ready, options: argparse.Namespace, progress: Progress) -> Record:
     """Give sessions of one document so many revisions, and measure what one more edit and a look cost."""
-    from kvedit.model.model import Model
+    from kvedit.checkpoint.opening import open_model
 
     length = max((held for held in ready.texts if held <= PAST_TOKENS), default=min(ready.texts))
-    model = Model.open(ready.checkpoint, device="cpu")
+    model = open_model(ready.checkpoint, device="cpu")
     loaded = Session.load(Document(ready.texts[length]), model=model, name="loaded", home=home)
     size, segments = loaded._state.store.size_bytes(), len(loaded._state.journal.segments())
     shown = progress.add_task("edits", total=None)

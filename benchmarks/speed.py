@@ -31,9 +31,9 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
 from kvedit.cache.kv import KVCache
 from kvedit.cache.rows import runs
+from kvedit.checkpoint.opening import admit, open_stock
 from kvedit.checkpoint.resolve import resolve
 from kvedit.model.decode import prefill_question_
-from kvedit.model.model import Model
 from kvedit.names import DEFAULT_MODEL
 from kvedit.repair.budget import Budget
 from kvedit.repair.refresh import prefill_, refresh_, shift_
@@ -60,9 +60,8 @@ class Bench:
     """
 
     def __init__(self, folder: Path, text: str, tokens: int, model: Path) -> None:
-        self.folder, admitted = folder, Model.open(model, device="cpu", stock=True)
-        admitted.check()
-        self.stock, self.model = admitted.network, Model.open(model, device="cpu")
+        self.folder, stock = folder, open_stock(model, device="cpu")
+        self.stock, self.model = stock.network, admit(stock)
         text = text_of(text, self.model, tokens)
         self.exact = Session.load(Document(text), model=self.model, name="exact", home=folder)
         Home(folder).copy(self.exact.name, "edited")
@@ -141,7 +140,7 @@ class Bench:
     def _work(self, rows: np.ndarray) -> float:
         """Multiplications of computing rows: with the weights of the layers, and in attention."""
         model = self.model
-        table = self.stock.model.embed_tokens.weight.numel()
+        table = model.network.table.numel()
         weights = sum(part.numel() for part in self.stock.parameters()) - table * (1 if model.tied else 2)
         pairs = 2 * model.layers * model.heads * model.groups * model.width
         return float(weights * len(rows) + pairs * (rows + 1).sum())

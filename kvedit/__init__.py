@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for type checkers
+    from kvedit.checkpoint.opening import open_model as open_model
     from kvedit.errors import ContextError as ContextError
     from kvedit.errors import KveditError as KveditError
     from kvedit.errors import LockedError as LockedError
@@ -54,6 +55,7 @@ _PUBLIC = {
     "Token": "kvedit.repair.reports",
     "UsageError": "kvedit.errors",
     "Verification": "kvedit.repair.reports",
+    "open_model": "kvedit.checkpoint.opening",
 }
 __all__ = ["__version__", *_PUBLIC]
 __version__ = "0.2.0"

@@ -12,6 +12,8 @@ from support.sessions import FEE_LINES
 from typer.testing import CliRunner
 
 from kvedit.checkpoint import recipe
+from kvedit.checkpoint.compare import Stock
+from kvedit.checkpoint.opening import open_model, open_stock
 from kvedit.cli.app import app
 from kvedit.model.model import Model
 
@@ -27,25 +29,26 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def tiny_models(checkpoints: dict[str, Path]) -> dict[str, Model]:
-    """The tiny checkpoints, opened as users have them: of plain parts, packed, where they have a recipe."""
-    found: dict[str, Model] = {}
-    for kind, folder in checkpoints.items():
-        model = Model.open(folder, device="cpu")
-        model.check()
-        found[kind] = model.quick()
-    return found
+    """The tiny checkpoints, opened as users have them: of plain parts, packed."""
+    return {kind: open_model(folder, device="cpu") for kind, folder in checkpoints.items()}
 
 
 @pytest.fixture(scope="session")
-def stock_models(checkpoints: dict[str, Path]) -> dict[str, Model]:
-    """The tiny checkpoints with the modules of transformers."""
-    return {kind: Model.open(folder, device="cpu", stock=True) for kind, folder in checkpoints.items()}
+def stocks(checkpoints: dict[str, Path]) -> dict[str, Stock]:
+    """The tiny checkpoints as transformers reads them."""
+    return {kind: open_stock(folder, device="cpu") for kind, folder in checkpoints.items()}
+
+
+@pytest.fixture(scope="session")
+def stock_models(stocks: dict[str, Stock]) -> dict[str, Model]:
+    """The tiny checkpoints, with the modules of transformers as parts."""
+    return {kind: stock.model for kind, stock in stocks.items()}
 
 
 @pytest.fixture(params=list(KINDS))
-def stock(request: pytest.FixtureRequest, stock_models: dict[str, Model]) -> Model:
-    """Each kind of tiny model in turn, with the modules of transformers."""
-    return stock_models[request.param]
+def stock(request: pytest.FixtureRequest, stocks: dict[str, Stock]) -> Stock:
+    """Each kind of tiny checkpoint in turn, as transformers reads it."""
+    return stocks[request.param]
 
 
 @pytest.fixture(params=list(KINDS))
@@ -91,9 +94,7 @@ def default_folder() -> Path:
 @pytest.fixture(scope="session")
 def default_model(default_folder: Path) -> Model:
     """The default model, opened once for all tests, as users have it."""
-    model = Model.open(default_folder, device="cpu")
-    model.check()
-    return model.quick()
+    return open_model(default_folder, device="cpu")
 
 
 @pytest.fixture(scope="session")

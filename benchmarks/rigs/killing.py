@@ -31,9 +31,10 @@ import json, os, pathlib, signal, sys, traceback
 import kvedit.session.asking, kvedit.cli.app
 import kvedit.session.session, kvedit.checkpoint.resolve, kvedit.store.segments
 from kvedit.__main__ import main
+from kvedit.checkpoint.opening import open_stock
 
-model = kvedit.model.model.Model.open(pathlib.Path(sys.argv[1]), stock=True)
-model.check(), model.layout(None)  # loads what is loaded on first use
+stock = open_stock(pathlib.Path(sys.argv[1]))
+stock.compare().check(), stock.model.layout(None)  # imports what is imported on first use
 
 def arm(home, step, number):
     # Send a signal to this process before its step-th change of a file below `home`.

@@ -15,6 +15,7 @@ import torch
 from rigs.reference import load_session, prefill_states, working_cache
 
 from kvedit.cache.rope import rotate
+from kvedit.checkpoint.opening import open_stock
 from kvedit.model.model import Model
 from kvedit.repair.budget import Budget
 from kvedit.session.session import Session
@@ -34,12 +35,12 @@ def a_text(lines: int) -> str:
 
 def without_context(folder: Path) -> Model:
     """Open a checkpoint so that no layer sees any other row: attention adds nothing."""
-    model = Model.open(folder, device="cpu", stock=True)
-    for layer in model.network.model.layers:
+    stock = open_stock(folder, device="cpu")
+    for layer in stock.network.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         if layer.self_attn.o_proj.bias is not None:
             torch.nn.init.zeros_(layer.self_attn.o_proj.bias)
-    return model
+    return stock.model
 
 
 def by_prefill(session: Session) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kvedit.cache.kv import KVCache, States
+from kvedit.checkpoint.opening import open_stock
 from kvedit.model.model import Model
 from kvedit.repair.refresh import prefill_
 from kvedit.repair.working import WorkingCache
@@ -38,6 +39,11 @@ def prefill_states(model: Model, ids: Any) -> States:
     return States.concatenate(list(prefill_(model, cache, torch.from_numpy(np.asarray(ids)))))
 
 
+def stock_network(model: Model) -> Any:
+    """The network that transformers reads from a model's folder."""
+    return open_stock(model.directory, device="cpu").network
+
+
 def stock_greedy(
     model: Model, ids: Any, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[int], list[int]]:
@@ -54,7 +60,7 @@ def stock_greedy(
     for row in range(len(ids), len(ids) + count - 1):
         hidden = model.walk(torch.tensor(own_ids[-1:]), slice(row, row + 1), cache).hidden
         own_ids.append(int(model.logits(hidden)[0].argmax()))
-    network = Model.open(model.directory, device="cpu", stock=True).network
+    network = stock_network(model)
     with torch.no_grad():
         output = network(tensor[None], use_cache=True, logits_to_keep=1)
         stock, stock_ids = output.logits[0, -1].float(), [int(output.logits[0, -1].argmax())]

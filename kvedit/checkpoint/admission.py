@@ -3,7 +3,7 @@
 A model is admitted by what its configuration and its modules say, not by its name: full causal
 attention in every layer, RoPE whose frequencies do not depend on the sequence length, dense,
 decoder-only, the module layout of Llama and Qwen3. A short comparison with the stock forward
-pass (`Model.check`) catches what neither says.
+pass (`Stock.compare`) catches what neither says.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def check_layout(network: Any) -> None:
 def _check_rotation(network: Any) -> None:
     """Refuse a network that turns other dimensions of a head than its configuration says, or other pairs.
 
-    Its own function is tried where it has the usual name; `Model.check` compares the keys in any case.
+    Its own function is tried where it has the usual name; `Stock.compare` compares the keys in any case.
     """
     attention = network.model.layers[0].self_attn
     width, turned = attention.head_dim, 2 * len(network.model.rotary_emb.inv_freq)

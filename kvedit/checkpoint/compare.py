@@ -1,11 +1,16 @@
-"""The comparison with the stock forward pass of transformers, which catches what no field says."""
+"""The comparison with the stock forward pass of transformers, which catches what no field says.
+
+A checkpoint that passes may then be opened without transformers: if plain parts give the same numbers, their
+recipe is kept.
+"""
 
 from __future__ import annotations
 
 import copy
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +18,15 @@ from torch import Tensor
 from kvedit.cache.rope import rotate
 from kvedit.checkpoint import recipe
 from kvedit.checkpoint.admission import REMEDY
-from kvedit.checkpoint.recipe import Recipe
+from kvedit.checkpoint.assemble import read_plain
+from kvedit.checkpoint.recipe import Norm, Recipe
 from kvedit.errors import ModelError
-from kvedit.model import network as light
+from kvedit.model.model import Model
+from kvedit.model.network import Network
 from kvedit.tokens.prompt import Prompt
 
-if TYPE_CHECKING:
-    from kvedit.model.model import Model
-
 ROWS = 24
+_ACTIVATIONS = {True: "silu", False: "relu2"}  # of an MLP with a gate, and of one without
 _PAST = 8  # rows of the first of the two walks, so that the second one reads a cache
 
 
@@ -64,73 +69,100 @@ class Likeness:
             )
 
 
-@torch.no_grad()
-def compare(model: Model) -> Likeness:
-    """Compare the walk of a model with its network's own forward pass.
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """A checkpoint as transformers reads it.
 
-    Raises:
-        AttributeError, RuntimeError, TypeError, ValueError: The layers cannot be walked.
+    Attributes:
+        model: A model whose parts are the modules of `network`.
+        network: The causal language model of transformers.
     """
-    ids = torch.arange(ROWS, device=model.device) * 7 % model.network.config.vocab_size
-    cache = model.new_cache(ROWS)
-    model.walk(ids[:_PAST], slice(0, _PAST), cache)
-    own = model.logits(model.walk(ids[_PAST:], slice(_PAST, ROWS), cache, outputs=ROWS - _PAST).hidden)
-    raw, near = _with_keys(model, ids)
-    place = torch.arange(ROWS, device=model.device) + max(0, model.context_length - ROWS)
-    far = model.network(ids[None], position_ids=place[None], use_cache=False)
-    return Likeness(
-        forward=_distance(own, near.logits[0, _PAST:]),
-        far=_distance(own, far.logits[0, _PAST:]),
-        limit=_limit(model),
-        rotation=_rotation(model, raw, [layer.keys for layer in near.cache.layers]),
-        rotation_limit=0.0 if model.device.type == "cpu" else 0.01,
-    )
+
+    model: Model
+    network: Any
+
+    def compare(self) -> Likeness:
+        """Compare the model's walk with the network's own forward pass.
+
+        Raises:
+            ModelError: The layers cannot be walked.
+        """
+        try:
+            return self._compare()
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"This model is not supported: its layers cannot be walked ({error}).", REMEDY
+            ) from None
+
+    @torch.no_grad()
+    def _compare(self) -> Likeness:
+        model = self.model
+        ids = _probe(model)
+        cache = model.new_cache(ROWS)
+        model.walk(ids[:_PAST], slice(0, _PAST), cache)
+        own = model.logits(model.walk(ids[_PAST:], slice(_PAST, ROWS), cache, outputs=ROWS - _PAST).hidden)
+        raw, near = self._with_keys(ids)
+        positions = torch.arange(ROWS, device=model.device) + max(0, model.context_length - ROWS)
+        far = self.network(ids[None], position_ids=positions[None], use_cache=False)
+        return Likeness(
+            forward=_distance(own, near.logits[0, _PAST:]),
+            far=_distance(own, far.logits[0, _PAST:]),
+            limit=_limit(model),
+            rotation=_rotation(model, raw, [layer.keys for layer in near.cache.layers]),
+            rotation_limit=0.0 if model.device.type == "cpu" else 0.01,
+        )
+
+    def _with_keys(self, ids: Tensor) -> tuple[list[Tensor], Any]:
+        """Run the network on ids `int64 [N]`; return each layer's keys before RoPE, and its output."""
+        raw: list[Tensor] = []
+        hooks = []
+        for layer in self.network.model.layers:
+            norm = getattr(layer.self_attn, "k_norm", None)
+            last = layer.self_attn.k_proj if norm is None else norm
+            hooks.append(last.register_forward_hook(lambda module, given, result: raw.append(result)))
+        try:
+            return raw, self.network(ids[None], use_cache=True)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
-def _with_keys(model: Model, ids: Tensor) -> tuple[list[Tensor], Any]:
-    """Take ids through the network; give each layer's keys before RoPE, and the output with its cache."""
-    raw: list[Tensor] = []
-    hooks = []
-    for layer in model.network.model.layers:
-        norm = getattr(layer.self_attn, "k_norm", None)
-        last = layer.self_attn.k_proj if norm is None else norm
-        hooks.append(last.register_forward_hook(lambda module, given, result: raw.append(result)))
-    try:
-        return raw, model.network(ids[None], use_cache=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _probe(model: Model) -> Tensor:
+    """Return the ids that comparisons walk, `int64 [ROWS]`."""
+    return torch.arange(ROWS, device=model.device) * 7 % model.vocabulary
 
 
 def _limit(model: Model) -> float:
-    """What rounding may come to, in standard deviations of logits."""
+    """Return the largest difference that rounding explains, in standard deviations of logits."""
     return 0.02 if model.dtype == torch.float32 else 0.5
 
 
 def _distance(own: Tensor, logits: Tensor) -> float:
+    """Return the largest difference of two logits, `[N, vocabulary]`, in the latter's standard deviations."""
     stock = logits.float().to(own.device)
     return float((own - stock).abs().max()) / max(float(stock.std()), 1e-6)
 
 
-def _rotation(model: Model, raw: list[Tensor], held: list[Tensor]) -> float:
+def _rotation(model: Model, raw: list[Tensor], cached: list[Tensor]) -> float:
     cos, sin = model.rope.angles(torch.arange(ROWS, device=model.device), model.dtype)
     worst = 0.0
-    for states, stock in zip(raw, held, strict=True):
+    for states, stock in zip(raw, cached, strict=True):
         keys = states.reshape(ROWS, model.heads, model.width).transpose(0, 1).to(model.device)
         gap = (rotate(keys, cos, sin) - stock[0].to(model.device)).abs().max()
         worst = max(worst, float(gap) / max(float(keys.abs().max()), 1e-30))
     return worst
 
 
-def remember(model: Model) -> None:
-    """Keep the recipe of a model that was compared, if plain parts give the same numbers.
+def remember(stock: Stock) -> None:
+    """Keep the recipe of an admitted checkpoint, if plain parts give the same numbers.
 
     If they do not, that is remembered too, so that later openings do not compare plain parts again.
     """
+    model = stock.model
     checked = f"{model.dtype_name} {model.device.type}"
     if model.spread or recipe.refused(model.directory, checked):
         return
-    plain = _recipe(model)
+    plain = _describe(stock)
     if plain is None:
         return
     with suppress(ModelError):  # names that only transformers knows how to read
@@ -140,60 +172,68 @@ def remember(model: Model) -> None:
     recipe.refuse(model.directory, checked)
 
 
-def _recipe(model: Model) -> Recipe | None:
-    """Describe a network of plain parts; `None` where a look at its modules says that it has others."""
-    network = model.network
-    attention = network.model.layers[0].self_attn
-    norms = [module for module in network.modules() if type(module).__name__.endswith("Norm")]
-    epsilons = {float(getattr(module, "variance_epsilon", -1.0)) for module in norms}
-    if len(epsilons) != 1 or min(epsilons) < 0 or getattr(network.config, "hidden_act", None) != "silu":
+def _describe(stock: Stock) -> Recipe | None:
+    """Describe a network of plain parts; `None` if its modules show that it has others."""
+    model, inner = stock.model, stock.network.model
+    norms = {_norm(module) for module in inner.modules() if "norm" in type(module).__name__.lower()}
+    norm = norms.pop() if len(norms) == 1 else None
+    gated = hasattr(inner.layers[0].mlp, "gate_proj")
+    if norm is None or getattr(inner.config, "hidden_act", None) != _ACTIVATIONS[gated]:
         return None
     return Recipe(
-        layers=model.layers,
-        heads=model.heads,
-        groups=model.groups,
-        width=model.width,
-        scaling=model.scaling,
-        context_length=model.context_length,
-        epsilon=epsilons.pop(),
-        head_norms=getattr(attention, "k_norm", None) is not None,
-        tied=model.tied,
-        inverse_frequencies=tuple(model.rope.inverse_frequencies.tolist()),
-        attention_scaling=model.rope.attention_scaling,
+        sizes=model.network.sizes,
+        norm=norm,
+        head_norms=model.network.layers[0].key_norm is not None,
+        gated=gated,
         stop_ids=tuple(sorted(model.stop_ids)),
         parts={name: model.parts[name] for name in ("tokenizer", "chat_template")},
         prompt=_prompt(model),
     )
 
 
+def _norm(module: Any) -> Norm | None:
+    """Find the norm that gives the numbers of a module on random states; `None` if none does."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if weight is None or weight.is_meta or epsilon is None:
+        return None
+    states = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
+    for centred, offset in product((False, True), (0.0, 1.0)):
+        norm = Norm(centred, offset, float(epsilon))
+        if torch.equal(norm.part(weight, bias)(states), module(states)):
+            return norm
+    return None
+
+
 def _prompt(model: Model) -> Prompt | None:
-    """Lay the prompt out, unless that fails or gives another one tomorrow."""
-    places = [model.directory / name for name in ("chat_template.jinja", "tokenizer_config.json")]
+    """Return the layout of the prompt, unless that fails or depends on the day."""
+    paths = [model.directory / name for name in ("chat_template.jinja", "tokenizer_config.json")]
     with suppress(ModelError, OSError):
-        if not any(path.is_file() and b"strftime_now" in path.read_bytes() for path in places):
+        if not any(path.is_file() and b"strftime_now" in path.read_bytes() for path in paths):
             return model.layout(None)
     return None
 
 
 @torch.no_grad()
-def _same(model: Model, made: Recipe) -> bool:
-    """Whether plain parts give the numbers of the model's own, bit for bit, and packed ones up to rounding.
+def _same(model: Model, plain: Recipe) -> bool:
+    """Whether plain parts give the model's numbers bit for bit, and packed ones up to rounding.
 
     Raises:
         ModelError: The weights have other names than the recipe's.
     """
-    twin = copy.copy(model)
 
-    def logits(one: Model) -> Tensor:
-        ids = torch.arange(ROWS, device=model.device) * 7 % model.vocabulary
-        return one.logits(one.walk(ids, slice(0, ROWS), one.new_cache(ROWS), outputs=ROWS).hidden)
+    def logits(network: Network) -> Tensor:
+        twin = copy.copy(model)
+        twin.network = network
+        return twin.logits(twin.walk(_probe(twin), slice(0, ROWS), twin.new_cache(ROWS), outputs=ROWS).hidden)
 
-    stock = logits(model)
-    twin.network = light.read(model.directory, made, model.dtype, model.device)
-    networks = (twin.network, model.network)
-    tables = ((one.model.embed_tokens.weight.to(model.dtype), one.lm_head.weight) for one in networks)
-    same = all(torch.equal(left, right) for left, right in zip(*tables, strict=True))
-    if not (same and torch.equal(logits(twin), stock)):
+    stock = logits(model.network)
+    network = read_plain(model.directory, plain, model.dtype, model.device)
+    heads: Any = zip(network.head.parts, model.network.head.parts, strict=True)
+    tables = [(network.table.to(model.dtype), model.network.table)]
+    tables += [(own.weight, module.weight) for own, module in heads]
+    if not all(torch.equal(*pair) for pair in tables) or not torch.equal(logits(network), stock):
         return False
-    twin.network = light.read(model.directory, made, model.dtype, model.device, pack=True)
-    return _distance(logits(twin), stock) <= _limit(model)
+    del network, tables
+    packed = read_plain(model.directory, plain, model.dtype, model.device, pack=True)
+    return _distance(logits(packed), stock) <= _limit(model)

@@ -24,12 +24,11 @@ def read_network(
     """Read the causal language model in `directory`, refusing it before its weights are read.
 
     Args:
-        directory: Where it is.
+        directory: Folder with config.json and safetensors weights.
         dtype: Of its weights.
-        device: Where it goes, without a map.
-        device_map: Spreads it over devices, as accelerate does: `auto`, or a device a module. The
-            hooks that accelerate then puts on the modules bring their inputs to them, and weights
-            that wait in the CPU's memory.
+        device: Of its weights, if there is no map.
+        device_map: `auto`, or a device for each module. Hooks of accelerate then bring inputs, and weights
+            that wait in the CPU's memory, to each module's device.
 
     Raises:
         ModelError: Unsupported, incomplete, damaged or too large.
@@ -40,13 +39,7 @@ def read_network(
     config = _read_config(directory)
     admit(config)
     check_layout(outline(config))
-    if not any(directory.glob("*.safetensors")):
-        pickled = any(path for pattern in _PICKLES for path in directory.glob(pattern))
-        why = " but pickles, which can run code when they are read" if pickled else ""
-        raise ModelError(
-            f"{directory} holds no weights (*.safetensors){why}.",
-            "Download the whole model, or convert its weights to safetensors.",
-        )
+    _check_files(directory)
     try:
         network, found = AutoModelForCausalLM.from_pretrained(
             directory,
@@ -74,6 +67,17 @@ def read_network(
             "Choose a smaller model, a smaller --dtype, or a machine with more memory.",
         )
     return network.eval().requires_grad_(False)
+
+
+def _check_files(directory: Path) -> None:
+    """Refuse a folder without safetensors weights."""
+    if not any(directory.glob("*.safetensors")):
+        pickled = any(path for pattern in _PICKLES for path in directory.glob(pattern))
+        why = " but pickles, which can run code when they are read" if pickled else ""
+        raise ModelError(
+            f"{directory} holds no weights (*.safetensors){why}.",
+            "Download the whole model, or convert its weights to safetensors.",
+        )
 
 
 def _read_config(directory: Path) -> Any:

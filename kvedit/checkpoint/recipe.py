@@ -1,10 +1,9 @@
-"""What a checkpoint is made of, remembered, so that it can be opened again without transformers.
+"""Recipes: how plain parts make up a checkpoint's network, remembered to open it without transformers.
 
-transformers is what reads and admits a checkpoint. Once `Model.check` has found that a network of
-the plain parts in `kvedit.model.network` gives the same numbers, bit for bit, a recipe is kept in the
-user's cache folder, under a checksum of all that it follows from: the checkpoint's small files, the
-headers of its weights, and the versions of kvedit and its libraries. A change in any of them means that
-transformers reads the checkpoint again.
+transformers reads and admits a checkpoint. If a network of the plain parts in `kvedit.model.network` then
+gives the same numbers, bit for bit, its recipe is kept in the user's cache folder, under a checksum of
+everything that it follows from: the checkpoint's small files, the headers of its weights, and the versions
+of kvedit and its libraries. If any of them changes, transformers reads the checkpoint again.
 """
 
 from __future__ import annotations
@@ -17,48 +16,58 @@ from importlib.metadata import version
 from pathlib import Path
 
 import platformdirs
+from torch import Tensor
 
 from kvedit import __version__
 from kvedit.errors import KveditError
+from kvedit.model.network import LayerNorm, Part, RmsNorm, Sizes
 from kvedit.store.files import make_folder, replace_file
 from kvedit.tokens.prompt import Prompt
 
-_FORMAT = 2
+_FORMAT = 3
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 _LIBRARIES = ("torch", "transformers", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """A network of plain parts, except its weights.
+class Norm:
+    """How every norm of a network works.
 
     Attributes:
-        layers, heads, groups, width: As `Model` has them.
-        scaling: What attention scores are multiplied with.
-        context_length: Positions that it was made for.
-        epsilon: Of every RMS norm.
-        head_norms: Whether queries and keys are normed.
-        tied: Whether the output layer is the embedding table.
-        inverse_frequencies: Of RoPE, one for each pair of dimensions that turns.
-        attention_scaling: Factor on cosine and sine.
-        stop_ids: Ids that end an answer.
-        parts: Fingerprints of what transformers made of the small files.
-        prompt: The layout without a system text; `None` where it must be made each time.
-        checked: Dtype and kind of device of each comparison that it has passed, such as
-            `float32 cpu`.
+        centred: Whether it subtracts the mean, as a layer norm does, or is a root mean square norm.
+        offset: Added to the stored weight.
+        epsilon: Added to the mean square.
     """
 
-    layers: int
-    heads: int
-    groups: int
-    width: int
-    scaling: float
-    context_length: int
+    centred: bool
+    offset: float
     epsilon: float
+
+    def part(self, weight: Tensor, bias: Tensor | None) -> Part:
+        """Return the norm with a stored weight and bias `[width]`."""
+        weight = weight + self.offset if self.offset else weight
+        return LayerNorm(weight, bias, self.epsilon) if self.centred else RmsNorm(weight, self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a network of plain parts is built from weights, and what else a model needs.
+
+    Attributes:
+        sizes: The numbers that describe the network.
+        norm: How its norms work.
+        head_norms: Whether queries and keys are normalised.
+        gated: Whether the MLP is gated with SiLU; otherwise it has a squared ReLU.
+        stop_ids: Ids that end an answer.
+        parts: Fingerprints of what transformers made of the small files.
+        prompt: The layout without a system text; `None` if it must be computed each time.
+        checked: Dtype and kind of device of each comparison that it passed, such as `float32 cpu`.
+    """
+
+    sizes: Sizes
+    norm: Norm
     head_norms: bool
-    tied: bool
-    inverse_frequencies: tuple[float, ...]
-    attention_scaling: float
+    gated: bool
     stop_ids: tuple[int, ...]
     parts: dict[str, str]
     prompt: Prompt | None
@@ -78,7 +87,10 @@ def find(directory: Path) -> tuple[Recipe, str] | None:
         tokenizer = (place / "tokenizer.json").read_text(encoding="utf-8")
         if hashlib.sha256(tokenizer.encode()).hexdigest() != kept["parts"]["tokenizer"]:
             return None
-        for name in ("inverse_frequencies", "stop_ids", "checked"):
+        frequencies = tuple(kept["sizes"].pop("inverse_frequencies"))
+        kept["sizes"] = Sizes(**kept["sizes"], inverse_frequencies=frequencies)
+        kept["norm"] = Norm(**kept["norm"])
+        for name in ("stop_ids", "checked"):
             kept[name] = tuple(kept[name])
         if kept["prompt"] is not None:
             kept["prompt"]["head_ids"] = tuple(kept["prompt"]["head_ids"])

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from kvedit.checkpoint.opening import open_model
 from kvedit.checkpoint.resolve import ALIASES, resolve
 from kvedit.errors import ContextError, KveditError, UsageError
 from kvedit.lab.arms import Arm
@@ -55,7 +56,7 @@ class Worker:
         torch.set_num_threads(threads)
         ours = config["model"]
         try:
-            self.model = Model.admit(resolve(name), device=device, dtype=ours["dtype"])
+            self.model = open_model(resolve(name), device=device, dtype=ours["dtype"])
         except KveditError as error:
             return Refused(error.fact, error.remedy)
         self.clean: Clean | None = None

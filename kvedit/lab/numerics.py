@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kvedit.checkpoint.opening import open_model
 from kvedit.errors import UsageError
 from kvedit.model.decode import Sampler, decode_
 from kvedit.model.model import CHUNK_ROWS, Model
@@ -115,7 +116,7 @@ def _replay(model: Model, ids: IntArray, question_ids: IntArray, path: Path) -> 
     """Compute the rows of document and question along a path, and answer greedily."""
     if path.dtype not in ("", model.dtype_name):
         device = "map" if model.spread else model.device.type
-        model = Model.open(model.directory, device=device, dtype=path.dtype)
+        model = open_model(model.directory, device=device, dtype=path.dtype)
     threads = torch.get_num_threads()
     if path.threads:
         torch.set_num_threads(path.threads)

@@ -1,18 +1,19 @@
-"""Weights of fewer bits, for decoding only: a step of decoding mostly waits for weights to come from memory.
+"""Lower-precision weights, for decoding only: a decoding step mostly waits for weights from memory.
 
-Keys and values of document and question are not touched: they are computed with the model's own weights.
+Keys and values of the document and the question are always computed with the model's own weights.
 """
 
 from __future__ import annotations
 
-import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kvedit.cache.memory import check_memory
 from kvedit.errors import UsageError
-from kvedit.model.network import Linear, Network, Packed, Parts
+from kvedit.model.network import Head, Linear, Network, Part
+from kvedit.model.packed import Packed
 from kvedit.names import DECODE_WEIGHTS
 
 GROUP = 32
@@ -77,48 +78,37 @@ def check_kind(kind: str) -> None:
 
 
 def reduce(network: Network, kind: str) -> Network:
-    """Give a copy of a network with weights of fewer bits.
+    """Return a copy of a network with lower-precision weights.
 
     Args:
-        network: Packed.
-        kind: `bf16`; or `int4`, for weights that are numbers of 4 bits, with `bf16` for the others.
+        network: A packed network.
+        kind: `bf16`; or `int4`, for weights that are 4-bit numbers, with `bf16` for the others.
 
     Raises:
-        UsageError: It has no meaning, or cannot be done with this model or here.
-        KveditError: It does not fit into memory.
+        UsageError: The kind is unknown, or this model or machine cannot use it.
+        KveditError: The copy does not fit into memory.
     """
     check_kind(kind)
-    if not getattr(network, "packed", False) or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not network.packed or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise UsageError("Decode weights can be reduced in float32 on a CPU that knows bfloat16.", _REMEDY)
-    check_memory(f"Decoding with {kind}", int(_BYTES[kind] * _weights(network)), network.device)
+    parts = [part for layer in network.layers for part in layer.linears]
+    weights = network.table.numel() + sum(part.size for part in parts if isinstance(part, Packed))
+    check_memory(f"Decoding with {kind}", int(_BYTES[kind] * weights), network.device)
     quantised = 0
 
-    def made(layer: Packed) -> Packed:
+    def reduced(part: Part) -> Part:
         nonlocal quantised
-        found = quantise(layer.weight) if kind == "int4" else None
-        quantised += found is not None
-        return Packed16(layer) if found is None else Packed4(layer, *found)
+        if not isinstance(part, Packed):
+            return part
+        numbers = quantise(part.weight) if kind == "int4" else None
+        quantised += numbers is not None
+        return Packed16(part) if numbers is None else Packed4(part, *numbers)
 
-    twin = copy.copy(network)
-    twin.model = copy.copy(network.model)
-    twin.model.layers = []
-    for layer in network.model.layers:
-        other = copy.copy(layer)
-        other.self_attn, other.mlp = layer.self_attn.remade(made), layer.mlp.remade(made)
-        twin.model.layers.append(other)
+    layers = tuple(layer.rebuilt(reduced) for layer in network.layers)
     if kind == "int4" and not quantised:
         raise UsageError("The weights of this model are not of 4 bits.", "Use --decode-weights bf16.")
-    if isinstance(network.lm_head, Parts):
-        twin.lm_head = Parts([made(layer) for layer in network.lm_head.layers])
-    return twin
-
-
-def _weights(network: Network) -> int:
-    """How many weights are made anew."""
-    config, recipe = network.config, network.recipe
-    kept, asking = recipe.heads * recipe.width, recipe.heads * recipe.groups * recipe.width
-    layer: int = config.hidden_size * (2 * kept + 2 * asking + 3 * config.intermediate_size)
-    return recipe.layers * layer + int(config.vocab_size * config.hidden_size)
+    head = [reduced(part) for part in network.head.parts]
+    return replace(network, layers=layers, head=Head(lambda: head))
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor] | None:

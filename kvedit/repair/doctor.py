@@ -10,6 +10,8 @@ from torch import Tensor
 
 from kvedit.cache.kv import KVCache, States
 from kvedit.cache.rows import Piece
+from kvedit.checkpoint.compare import Stock
+from kvedit.checkpoint.opening import admit
 from kvedit.model.decode import prefill_question_
 from kvedit.model.model import Model
 from kvedit.names import Executor
@@ -94,26 +96,24 @@ class Health:
         return all(check.passed for check in self.checks)
 
 
-def examine(model: Model) -> Health:
+def examine(stock: Stock) -> Health:
     """Check the laws on a short probe, and measure a prefill.
 
     Args:
-        model: Opened with transformers. If it agrees with its stock forward pass, the other checks
-            use the model as later commands open it.
+        stock: A checkpoint read with transformers. If the model agrees with its forward pass, the
+            other checks use the model as later commands open it.
 
     Raises:
         ModelError: The walk does not work with its layers.
     """
-    likeness = model.compare()
+    likeness = stock.compare()
     checks = [
         _check("forward pass", likeness.forward, likeness.limit),
         _check("end of context", likeness.far, likeness.limit),
         _check("rotation", likeness.rotation, likeness.rotation_limit),
     ]
-    parameters = list(model.network.parameters())
-    if all(check.passed for check in checks):
-        model.check()
-        model = model.quick()
+    parameters = list(stock.network.parameters())
+    model = admit(stock) if all(check.passed for check in checks) else stock.model
     return Health((*checks, *_check_edit(model)), _measure(model, parameters))
 
 
@@ -201,7 +201,7 @@ def _measure(model: Model, parameters: list[Tensor]) -> Machine:
     list(prefill_(model, model.new_cache(count), ids))
     wait()
     seconds = clock() - start
-    table = model.network.model.embed_tokens.weight.numel()
+    table = model.network.table.numel()
     # Multiplications per token with the layers' weights, and per pair of rows in attention.
     weights: int = sum(part.numel() for part in parameters) - table * (1 if model.tied else 2)
     pairs = model.layers * model.heads * model.groups * model.width

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kvedit.cache.memory import check_memory, trim
 from kvedit.cache.rows import MISSING, RowTable
+from kvedit.checkpoint.opening import open_model
 from kvedit.checkpoint.resolve import resolve
 from kvedit.errors import SessionError
 from kvedit.model.model import CHUNK_ROWS, Model
@@ -51,7 +52,7 @@ def load(
             called, directory = str(model.directory), model.directory
         else:
             directory, called = resolve(model, report), model
-            model = Model.admit(directory, device=device, dtype=dtype)
+            model = open_model(directory, device=device, dtype=dtype)
     directory = directory.resolve()
     record = ModelRecord(
         name=str(directory) if Path(called).resolve() == directory else called,
@@ -95,7 +96,6 @@ def _prefill_document(
     progress: Progress,
 ) -> None:
     """Prefill a document into `store`; what a failed load wrote is removed again."""
-    model.check()
     prompt = model.layout(system)
     body = encode_body(model.tokenizer, document.text, model.context_length)
     ids = np.concatenate([np.array(prompt.head_ids, dtype=np.int64), body.ids])

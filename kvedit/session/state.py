@@ -171,8 +171,8 @@ class State:
 
     def find_model(self, name: str | None = None, report: Callable[[str], None] = lambda text: None) -> Model:
         """Open the model from where it was at load, or from `name`; raises as `model` does."""
+        from kvedit.checkpoint.opening import open_model
         from kvedit.checkpoint.resolve import resolve
-        from kvedit.model.model import Model
 
         record = self.manifest.model
         at_load = Path(record.directory)
@@ -186,7 +186,7 @@ class State:
                 "Give its folder with --model.",
             ) from None
         # It was admitted at load, but the versions of the libraries may be others since.
-        return Model.admit(directory, device=record.device, dtype=record.dtype)
+        return open_model(directory, device=record.device, dtype=record.dtype)
 
     def use_model(self, model: Model) -> None:
         """Give the session the model that computed its rows.

@@ -21,6 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+from kvedit.checkpoint.adapt import from_transformers
+from kvedit.checkpoint.compare import Stock
 from kvedit.lab.executor import shapes
 from kvedit.model.model import Model
 from kvedit.repair.refresh import refresh_
@@ -84,12 +86,13 @@ def of_transformers(shape: Any) -> tuple[Any, Any, Any]:
     return config, network, rotary
 
 
-def pair(gpu: Any, shape: Any, dtype: torch.dtype) -> tuple[Model, Model]:
+def pair(gpu: Any, shape: Any, dtype: torch.dtype) -> tuple[Model, Stock]:
     """The benchmark's model, and the same tensors in transformers' modules."""
     config, network, _ = of_transformers(shape)
     stock = network(config).eval()
     stock.load_state_dict(gpu.random_weights(shape, CPU, dtype), strict=True, assign=True)
-    return gpu.random_model(shape, CPU, dtype), Model(Path(), stock, "", (), {})
+    own = gpu.random_model(shape, CPU, dtype)
+    return own, Stock(Model(Path(), from_transformers(stock), "", (), {}, own.layout), stock)
 
 
 @pytest.mark.parametrize(("at", "parameters"), [(0, 8_190_735_360), (1, 8_030_261_248)])
@@ -125,7 +128,8 @@ def test_llama3_stretches_long_waves_keeps_short_ones_and_joins_them(gpu: Any) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_random_model_walks_as_transformers_modules_do(gpu: Any, at: int, dtype: torch.dtype) -> None:
     found = []
-    for model in pair(gpu, gpu.TOYS[at], dtype):
+    own, stock = pair(gpu, gpu.TOYS[at], dtype)
+    for model in (own, stock.model):
         cache = model.new_cache(len(IDS))
         hidden = [model.walk(IDS[:60], slice(0, 60), cache, outputs=60).hidden]
         hidden.append(model.walk(IDS[60:], slice(60, 90), cache, outputs=30).hidden)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rigs.tiny import save_tiny
 
-from kvedit.model.model import Model
+from kvedit.checkpoint.opening import open_model
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["prefill-512", "prefill-4096", "decode", "decode-quoting", "first-token"]
@@ -121,7 +121,7 @@ def test_the_same_weights_agree_always_and_others_do_not(
     assert (found["share"], found["met"]) == (1.0, True)
     assert found["tokens"] == counts[-1] >= 200 > counts[-2]
 
-    other = Model.open(save_tiny(tmp_path / "other", "llama", seed=1), device="cpu")
+    other = open_model(save_tiny(tmp_path / "other", "llama", seed=1), device="cpu")
     monkeypatch.setattr(type(bench.model), "reduced", lambda model, weights: other)
     found = benchmark.agreement(bench, "another", 200, counts.append)
     assert found["share"] < 0.5

@@ -20,8 +20,8 @@ import pytest
 from peak import resident
 from rigs.tiny import save_tiny
 
+from kvedit.checkpoint.opening import open_model
 from kvedit.lab import charts
-from kvedit.model.model import Model
 from kvedit.session.session import Session
 from kvedit.session.state import State
 from kvedit.store.home import Home
@@ -226,7 +226,7 @@ def test_a_length_that_does_not_fit_becomes_the_longest_that_does(
     short, longest = sorted(ready.texts)
     assert short == 300
     assert 1900 < longest < 2048
-    model, question = Model.open(wide, device="cpu"), importlib.import_module("rounds").QUESTION
+    model, question = open_model(wide, device="cpu"), importlib.import_module("rounds").QUESTION
     prompt = model.layout(None)
     around = len(prompt.head_ids) + len(prompt.question_ids(model.tokenizer, question)) + 1
     assert longest + around == model.context_length

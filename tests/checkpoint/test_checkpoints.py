@@ -18,6 +18,7 @@ from rigs.tiny import CORPUS, KINDS, save_tiny, tiny_config, tiny_tokenizer
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from kvedit.checkpoint.opening import open_model, open_stock
 from kvedit.checkpoint.resolve import find, models_folder, resolve
 from kvedit.cli.app import app
 from kvedit.errors import ModelError, SessionError
@@ -164,18 +165,19 @@ def test_a_gguf_file_is_the_same_model_as_its_twin_in_safetensors(
     network.load_state_dict({name: weights.float() for name, weights in held.items()})
     network.half().save_pretrained(tmp_path / "twin")
     tiny_tokenizer().save_pretrained(tmp_path / "twin")
-    twin = Model.open(tmp_path / "twin", device="cpu", stock=True)
-    model = Model.open(resolve(str(tmp_path / "tiny.gguf")), device="cpu", stock=True)
-    model.check()
+    stock = open_stock(resolve(str(tmp_path / "tiny.gguf")), device="cpu")
+    twin = open_stock(tmp_path / "twin", device="cpu")
+    model, wanted = stock.model, twin.model
+    stock.compare().check()
     for name, weights in twin.network.state_dict().items():
-        torch.testing.assert_close(model.network.state_dict()[name], weights, atol=1e-6, rtol=1e-3)
+        torch.testing.assert_close(stock.network.state_dict()[name], weights, atol=1e-6, rtol=1e-3)
     for text in STRINGS:
-        assert np.array_equal(model.tokenizer.encode_text(text).ids, twin.tokenizer.encode_text(text).ids)
-        assert model.tokenizer.encode_template(text) == twin.tokenizer.encode_template(text)
-    assert model.layout("Be brief.") == twin.layout("Be brief.")
-    assert model.stop_ids == twin.stop_ids == {2}
-    assert model.context_length == twin.context_length
-    assert greedy(model) == greedy(twin)
+        assert np.array_equal(model.tokenizer.encode_text(text).ids, wanted.tokenizer.encode_text(text).ids)
+        assert model.tokenizer.encode_template(text) == wanted.tokenizer.encode_template(text)
+    assert model.layout("Be brief.") == wanted.layout("Be brief.")
+    assert model.stop_ids == wanted.stop_ids == {2}
+    assert model.context_length == wanted.context_length
+    assert greedy(model) == greedy(wanted)
     assert len(greedy(model)) > 3
 
 
@@ -195,7 +197,7 @@ def test_a_gguf_file_says_whether_a_text_begins_with_bos(
 ) -> None:
     """https://github.com/huggingface/transformers/pull/35715: the flag was lost."""
     write_gguf(tmp_path / "base.gguf", tiny_network(), template=False, **more)
-    model = Model.open(resolve(str(tmp_path / "base.gguf")), device="cpu", stock=True)
+    model = open_stock(resolve(str(tmp_path / "base.gguf")), device="cpu").model
     assert list(model.layout(None).head_ids).count(1) == begins
     assert (model.layout(None).head_ids[0] == 1) == begins
 
@@ -253,9 +255,9 @@ def test_a_truncated_gguf_file_is_refused_and_leaves_nothing(tmp_path: Path, kee
 def test_a_gguf_file_may_have_any_name_and_stand_beside_another_model(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "Modèles 日本", "qwen3")  # whose configuration and tokenizer are not its
     write_gguf(folder / "Kleinmodell – über.GGUF", tiny_network())
-    model = Model.open(resolve(str(folder / "Kleinmodell – über.GGUF")), device="cpu", stock=True)
-    assert model.network.config.model_type == "llama"
-    assert greedy(model)
+    stock = open_stock(resolve(str(folder / "Kleinmodell – über.GGUF")), device="cpu")
+    assert stock.network.config.model_type == "llama"
+    assert greedy(stock.model)
 
 
 def test_gguf_files_of_one_size_and_one_beginning_are_two_models(tmp_path: Path) -> None:
@@ -277,18 +279,17 @@ def test_weights_too_large_for_float16_are_kept_in_float32(tmp_path: Path) -> No
     network = tiny_network()
     network.model.norm.weight.data.fill_(1e5)
     write_gguf(tmp_path / "large.gguf", network)
-    model = Model.open(resolve(str(tmp_path / "large.gguf")), device="cpu", stock=True)
-    assert torch.equal(model.network.model.norm.weight, torch.full((64,), 1e5))
+    stock = open_stock(resolve(str(tmp_path / "large.gguf")), device="cpu")
+    assert torch.equal(stock.network.model.norm.weight, torch.full((64,), 1e5))
 
 
 def test_shards_are_read_as_one_model(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
     sharded = shutil.copytree(checkpoints["llama"], tmp_path / "sharded")
-    whole = Model.open(checkpoints["llama"], device="cpu", stock=True)
+    whole = open_stock(checkpoints["llama"], device="cpu")
     (sharded / "model.safetensors").unlink()
     whole.network.save_pretrained(sharded, max_shard_size="100KB")
     assert len(list(sharded.glob("*.safetensors"))) > 3
-    model = Model.open(sharded, device="cpu", stock=True)
-    assert greedy(model) == greedy(whole)
+    assert greedy(open_stock(sharded, device="cpu").model) == greedy(whole.model)
 
 
 @pytest.mark.parametrize("keep", ["all but a byte", "half", 4, 0, "none"])
@@ -297,7 +298,7 @@ def test_a_damaged_shard_is_refused_by_load(
 ) -> None:
     """https://github.com/lyogavin/airllm/issues/137: missing tails read as zeros."""
     sharded = shutil.copytree(checkpoints["llama"], tmp_path / "sharded")
-    network = Model.open(sharded, device="cpu", stock=True).network
+    network = open_stock(sharded, device="cpu").network
     (sharded / "model.safetensors").unlink()
     network.save_pretrained(sharded, max_shard_size="100KB")
     shard = sorted(sharded.glob("*.safetensors"))[1]
@@ -323,15 +324,16 @@ def test_weights_that_lack_a_tensor_are_refused_and_never_made_up(
     del weights[lost]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=f"1 tensors are missing, such as `{lost}`"):
-        Model.open(folder, device="cpu", stock=True)
+        open_stock(folder, device="cpu")
 
 
 def test_tied_embeddings_need_no_second_copy_in_the_file(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "tied", "llama", tie_word_embeddings=True)
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
-    model = Model.open(folder, device="cpu", stock=True)
-    model.check()
-    assert model.network.lm_head.weight is model.network.model.embed_tokens.weight
+    stock = open_stock(folder, device="cpu")
+    stock.compare().check()
+    assert stock.model.tied
+    assert stock.network.lm_head.weight is stock.network.model.embed_tokens.weight
 
 
 def test_a_bfloat16_checkpoint_is_cast_as_the_rule_says_or_as_asked_and_never_silently(
@@ -339,12 +341,11 @@ def test_a_bfloat16_checkpoint_is_cast_as_the_rule_says_or_as_asked_and_never_si
 ) -> None:
     """https://github.com/huggingface/transformers/issues/34692: 16 bits are slow on many CPUs."""
     folder = save_tiny(tmp_path / "brain", "llama")
-    Model.open(folder, device="cpu", dtype="bfloat16", stock=True).network.save_pretrained(folder)
+    open_stock(folder, device="cpu", dtype="bfloat16").network.save_pretrained(folder)
     assert load_file(folder / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
-    assert Model.open(folder, device="cpu").dtype_name == "float32"  # the rule on a CPU
-    half = Model.open(folder, device="cpu", dtype="bfloat16")
+    assert open_model(folder, device="cpu").dtype_name == "float32"  # the rule on a CPU
+    half = open_model(folder, device="cpu", dtype="bfloat16")
     assert half.dtype_name == "bfloat16"
-    half.check()
     session = load_session(home, half, CORPUS[0])
     assert session.status().dtype == "bfloat16"
     segment = session._state.store.read_segment(session.rows.segments[0])
@@ -359,12 +360,12 @@ def test_pickles_are_refused_by_their_reason(tmp_path: Path, checkpoints: dict[s
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="pickles, which can run code"):
-        Model.open(folder, device="cpu", stock=True)
+        open_stock(folder, device="cpu")
     with pytest.raises(ModelError, match="pickle, which can run code"):
         resolve(str(folder / "pytorch_model.bin"))
     save_file({"adapter": torch.zeros(2)}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match="cannot be read"):  # nor read beside a file of another kind
-        Model.open(folder, device="cpu", stock=True)
+        open_stock(folder, device="cpu")
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -455,7 +456,7 @@ def test_a_download_that_was_interrupted_is_no_cached_model(
     hub: Path, tmp_path: Path, checkpoints: dict[str, Path]
 ) -> None:
     sharded = shutil.copytree(checkpoints["llama"], tmp_path / "sharded")
-    network = Model.open(sharded, device="cpu", stock=True).network
+    network = open_stock(sharded, device="cpu").network
     (sharded / "model.safetensors").unlink()
     network.save_pretrained(sharded, max_shard_size="100KB")
     snapshot = in_cache(hub, "someone/sharded", sharded)
@@ -471,7 +472,7 @@ def test_a_session_takes_its_model_from_another_place_but_no_other_model(
 ) -> None:
     """https://github.com/ml-explore/mlx-lm/pull/1405: a cache was tied to the name of a model only."""
     folder = shutil.copytree(checkpoints["llama"], tmp_path / "first")
-    load_session(home, Model.open(folder, device="cpu"), CORPUS[0])
+    load_session(home, open_model(folder, device="cpu"), CORPUS[0])
     moved = folder.rename(tmp_path / "moved")
 
     def asked(model: Path) -> Any:

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 from accelerate.hooks import attach_align_device_hook, attach_execution_device_hook
+from rigs.reference import stock_network
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from kvedit.checkpoint.adapt import from_transformers
+from kvedit.checkpoint.compare import Stock
+from kvedit.checkpoint.opening import admit, open_stock
 from kvedit.checkpoint.read import read_network
 from kvedit.errors import ModelError
 from kvedit.lab.arms import Arm
@@ -81,7 +85,8 @@ class Pretend(TorchFunctionMode):
 
 
 def like(model: Model, network: Any) -> Model:
-    return Model(model.directory, network, model.tokenizer, model.stop_ids, model.parts)
+    parts = from_transformers(network)
+    return Model(model.directory, parts, model.tokenizer, model.stop_ids, model.parts, model.layout)
 
 
 def walked(model: Model) -> list[Tensor]:
@@ -121,11 +126,11 @@ def test_a_map_onto_one_device_changes_no_bit(checkpoints: dict[str, Path], stoc
 
 def test_device_map_takes_the_devices_that_are_there(checkpoints: dict[str, Path]):
     mapped, plain = (
-        Model.open(checkpoints["llama"], device=name, dtype="float32", stock=True) for name in ("map", "auto")
+        open_stock(checkpoints["llama"], device=name, dtype="float32") for name in ("map", "auto")
     )
-    assert mapped.device.type == plain.device.type
-    assert equal(walked(mapped), walked(plain))
-    mapped.check()
+    assert mapped.model.device.type == plain.model.device.type
+    assert equal(walked(mapped.model), walked(plain.model))
+    admit(mapped)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
@@ -138,7 +143,7 @@ def test_layers_that_wait_elsewhere_for_their_turn_change_no_bit(
     assert network.model.layers[2].self_attn.q_proj.weight.device.type == "meta"
     waiting = like(stock_models[kind], network)
     assert equal(walked(waiting), walked(stock_models[kind]))
-    waiting.check()
+    admit(Stock(waiting, network))
 
 
 def nearly(left: Any, right: Any) -> bool:
@@ -190,10 +195,7 @@ def test_layers_on_the_disk_are_refused_in_a_sentence(checkpoints: dict[str, Pat
 
 
 def test_a_model_is_spread_when_its_map_names_several_devices(llama: Model):
-    network = llama.network
-    try:
-        network.hf_device_map = spread_map("cpu", "cpu", "cuda:1")
-        assert like(llama, network).spread
-    finally:
-        del network.hf_device_map
-    assert not llama.spread
+    network = stock_network(llama)
+    assert not like(llama, network).spread
+    network.hf_device_map = spread_map("cpu", "cpu", "cuda:1")
+    assert like(llama, network).spread

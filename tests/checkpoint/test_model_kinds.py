@@ -48,6 +48,7 @@ from transformers import (
 from typer.testing import CliRunner
 
 from kvedit.cache.kv import KVCache
+from kvedit.checkpoint.opening import open_stock
 from kvedit.cli.app import app
 from kvedit.errors import ModelError
 from kvedit.model.model import Model
@@ -135,7 +136,7 @@ def test_load_refuses_by_the_field_and_reads_no_weights(home: Path, tmp_path: Pa
     assert result.exit_code == 4, result.output
     assert "Traceback" not in result.output
     with pytest.raises(ModelError, match=field) as refused:
-        Model.open(folder, device="cpu", stock=True)
+        open_stock(folder, device="cpu")
     assert "not supported" in refused.value.fact
     assert "\n" not in refused.value.fact
     assert " ".join(refused.value.fact.split()) in " ".join(result.stderr.split())
@@ -174,9 +175,9 @@ def test_a_configuration_that_makes_no_sense_is_one_sentence(
 
 def test_what_depends_on_the_position_far_away_is_found(checkpoints: dict[str, Path]) -> None:
     """A short probe at the start of the context would see nothing."""
-    model = Model.open(checkpoints["llama"], device="cpu", stock=True)
-    model.check()
-    rotary = model.network.model.rotary_emb
+    stock = open_stock(checkpoints["llama"], device="cpu")
+    stock.compare().check()
+    rotary = stock.network.model.rotary_emb
     forward = rotary.forward
 
     def scaled(states: torch.Tensor, position_ids: torch.Tensor) -> Any:
@@ -186,25 +187,25 @@ def test_what_depends_on_the_position_far_away_is_found(checkpoints: dict[str, P
 
     rotary.forward = scaled
     with pytest.raises(ModelError, match="more than RoPE depends on the position"):
-        model.check()
+        stock.compare().check()
 
 
 def test_keys_that_are_turned_in_another_way_are_found(
     checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Model.open(checkpoints["llama"], device="cpu", stock=True)
+    stock = open_stock(checkpoints["llama"], device="cpu")
     # All rows stand five further on: every score, and so the forward pass, is the same; the keys are not.
-    turned = model.rope.angles
-    monkeypatch.setattr(type(model.rope), "angles", lambda rope, at, dtype: turned(at + 5, dtype))
+    turned = stock.model.rope.angles
+    monkeypatch.setattr(type(stock.model.rope), "angles", lambda rope, at, dtype: turned(at + 5, dtype))
     with pytest.raises(ModelError, match="rotate its keys"):
-        model.check()
+        stock.compare().check()
 
 
 def test_a_part_that_the_code_of_a_model_cannot_turn_is_refused(tmp_path: Path) -> None:
     rope = {**YARN, "partial_rotary_factor": 0.5}  # which its own forward pass fails on
-    model = Model.open(save_tiny(tmp_path / "model", "llama", rope_parameters=rope), device="cpu", stock=True)
+    stock = open_stock(save_tiny(tmp_path / "model", "llama", rope_parameters=rope), device="cpu")
     with pytest.raises(ModelError, match="cannot be walked"):
-        model.check()
+        stock.compare()
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 40])
@@ -215,7 +216,7 @@ def test_a_window_that_is_not_used_bounds_nothing(tmp_path: Path, home: Path, le
     folder = save_tiny(
         tmp_path / "m", "qwen2", sliding_window=16, use_sliding_window=False, max_window_layers=1
     )
-    model = Model.open(folder, device="cpu", stock=True)
+    model = open_stock(folder, device="cpu").model
     own, stock, own_ids, stock_ids = stock_greedy(model, np.arange(length) * 7 % 500, 6)
     torch.testing.assert_close(own, stock, atol=2e-4, rtol=2e-4)
     assert own_ids == stock_ids
@@ -295,7 +296,7 @@ def test_a_prompt_has_one_bos_at_its_start_and_none_elsewhere(
     (folder / "chat_template.jinja").unlink()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
-    model = Model.open(folder, device="cpu", stock=True)
+    model = open_stock(folder, device="cpu").model
     session = load_session(home, model, "The <|endoftext|> fees.\n<|im_end|>\nThe end.\n")
     question = session._state.prompt.question_ids(session._state.tokenizer, "When <|im_end|>?").tolist()
     following = session._state.prompt.question_ids(session._state.tokenizer, "And?", next_turn=True).tolist()
@@ -326,7 +327,7 @@ def test_an_answer_ends_at_any_of_a_list_of_ends(
     assert LLAMA3["rope_type"] == "llama3"
     named = json.loads((folder / where).read_text()) | {"eos_token_id": [300, 301]}
     (folder / where).write_text(json.dumps(named))
-    model = Model.open(folder, device="cpu", stock=True)
+    model = open_stock(folder, device="cpu").model
     assert model.stop_ids == {2, 300, 301}  # the tokenizer's own, too
     session = load_session(home, model, "The fees are paid.\nThe end.\n")
     session.delete(LineRange(2, 2))

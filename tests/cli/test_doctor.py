@@ -12,6 +12,8 @@ from rigs.tiny import save_tiny
 from typer.testing import CliRunner
 
 from kvedit.cache.rope import Rope
+from kvedit.checkpoint.compare import Stock
+from kvedit.checkpoint.opening import open_stock
 from kvedit.cli.app import app
 from kvedit.model.model import Model
 from kvedit.repair import refresh
@@ -33,7 +35,7 @@ def failed(*args: str | Path) -> set[str]:
     return {check["name"] for check in found["checks"] if not check["passed"]}
 
 
-def test_every_admitted_kind_passes_every_check(stock: Model) -> None:
+def test_every_admitted_kind_passes_every_check(stock: Stock) -> None:
     found = examine(stock)
     assert found.passed, found.checks
     assert ",".join(check.name for check in found.checks) == NAMES
@@ -55,7 +57,7 @@ def test_it_says_what_the_machine_will_do_within_80_columns(
     assert (machine["dtype"], machine["threads"]) == (dtype, torch.get_num_threads())
     assert machine["context_length"] == 1024
     assert machine["cache_bytes"] == 2 * 3 * 2 * 16 * size * 1000
-    weights = Model.open(checkpoints["qwen3"], device="cpu", stock=True).network.parameters()
+    weights = open_stock(checkpoints["qwen3"], device="cpu").network.parameters()
     assert machine["weights_bytes"] == sum(part.numel() for part in weights) * size
     assert [load["tokens"] for load in machine["estimates"]] == [1000]  # 4,000 do not fit its context
     speed = machine["prefill_tokens_per_s"]
@@ -70,14 +72,13 @@ def test_the_rule_for_the_dtype_is_shown(home: Path, checkpoints: dict[str, Path
 
 def broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """Let every model that is opened be changed first."""
-    opened = Model.open
 
-    def spoiled(directory: Path, **options: Any) -> Model:
-        model = opened(directory, **options)
-        change(model)
-        return model
+    def spoiled(directory: Path, **options: Any) -> Stock:
+        stock = open_stock(directory, **options)
+        change(stock.model)
+        return stock
 
-    monkeypatch.setattr(Model, "open", spoiled)
+    monkeypatch.setattr("kvedit.checkpoint.opening.open_stock", spoiled)
 
 
 def test_another_rope_fails(
@@ -124,7 +125,7 @@ def test_states_that_see_too_much_fail(
 
 def test_numbers_that_are_none_do_not_pass(home: Path, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "nan", "llama")
-    network = Model.open(folder, device="cpu", stock=True).network
+    network = open_stock(folder, device="cpu").network
     network.model.layers[1].mlp.down_proj.weight[3] = float("nan")
     network.save_pretrained(folder)
     assert "forward pass" in failed(folder)

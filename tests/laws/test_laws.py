@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rigs.reference import load_session, prefill_states, stock_greedy, working_cache
+from rigs.reference import load_session, prefill_states, stock_greedy, stock_network, working_cache
 
 from kvedit.cache.rope import rotate
 from kvedit.cache.rows import runs
+from kvedit.checkpoint.opening import open_stock
 from kvedit.model.model import Model
 from kvedit.repair.budget import Budget
 from kvedit.repair.refresh import choose_executor, refresh_
@@ -39,7 +40,7 @@ def close(left: torch.Tensor, right: torch.Tensor, tolerance: float = 1e-4) -> N
 
 def rotated_by_transformers(model: Model, raw: torch.Tensor, first: int) -> torch.Tensor:
     """Keys `[H, N, D]` of rows from `first` on, by the rotary module and the code of transformers."""
-    network = Model.open(model.directory, device="cpu", stock=True).network
+    network = stock_network(model)
     module = import_module(type(network).__module__)
     cos, sin = network.model.rotary_emb(raw, torch.arange(first, first + raw.shape[1])[None])
     turned = cos.shape[-1]  # all of the head, but for models that turn a part of it
@@ -89,8 +90,9 @@ def test_law_2_rotation_is_bit_exact_in_every_dtype(tiny: Model, dtype: torch.dt
 def test_law_2_without_context_every_layer_is_exact_after_a_shift(
     home: Path, checkpoints: dict[str, Path]
 ) -> None:
-    model = Model.open(checkpoints["qwen3"], device="cpu", stock=True)
-    for layer in model.network.model.layers:
+    stock = open_stock(checkpoints["qwen3"], device="cpu")
+    model = stock.model
+    for layer in stock.network.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)  # now no layer sees any other row
     session = load_session(home, model, TEXT)
     session.delete("3-4", "9", "20-25")

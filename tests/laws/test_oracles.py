@@ -22,11 +22,13 @@ from rigs.oracles import (
     run_scripts,
     without_context,
 )
-from rigs.reference import load_session, prefill_states, working_cache
+from rigs.reference import load_session, prefill_states, stock_network, working_cache
 from transformers import DynamicCache
 
 from kvedit.cache.kv import KVCache, States
 from kvedit.cache.rows import Piece
+from kvedit.checkpoint.compare import Stock
+from kvedit.checkpoint.opening import open_model, open_stock
 from kvedit.errors import UsageError
 from kvedit.model.decode import prefill_question_
 from kvedit.model.model import Model
@@ -217,8 +219,9 @@ def test_packed_rows_see_all_rows_before_them_and_not_only_their_run(
     checkpoints: dict[str, Path], home: Path, kind: str, attention: str
 ) -> None:
     """https://github.com/huggingface/transformers/pull/39194: jumps in positions taken for sequences."""
-    model = Model.open(checkpoints[kind], device="cpu", stock=True)
-    model.network.set_attn_implementation(attention)
+    stock = open_stock(checkpoints[kind], device="cpu")
+    stock.network.set_attn_implementation(attention)
+    model = stock.model
     session = load_session(home, model, TEXT)
     session.move("2-3", after=0)  # so that what stands in the cache is stale
     rows, ids = np.array(JUMPS), model.to_device(session._state.ids)
@@ -229,21 +232,21 @@ def test_packed_rows_see_all_rows_before_them_and_not_only_their_run(
     list(refresh_(model, apart, ids, rows, "interval"))
     for left, right in ((packed.keys, apart.keys), (packed.values, apart.values)):
         torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
-    keys, values = by_explicit_mask(model, cache, ids, JUMPS)
+    keys, values = by_explicit_mask(stock, cache, ids, JUMPS)
     torch.testing.assert_close(packed.keys[:, :, rows], keys, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(packed.values[:, :, rows], values, atol=1e-5, rtol=1e-5)
     assert float((packed.values - cache.values)[:, :, rows].abs().max()) > 1e-3  # they did change
 
 
 def by_explicit_mask(
-    model: Model, cache: KVCache, ids: torch.Tensor, rows: list[int]
+    stock: Stock, cache: KVCache, ids: torch.Tensor, rows: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows' keys and values by stock transformers: they are appended, and a 4-D mask says who sees whom.
 
     Each row sees the stored rows before it that are not computed, and the computed ones up to itself.
     """
-    total, count = len(ids), len(rows)
-    held = DynamicCache(config=model.network.config)
+    model, total, count = stock.model, len(ids), len(rows)
+    held = DynamicCache(config=stock.network.config)
     for layer in range(model.layers):
         held.update(cache.keys[None, layer, :, :total], cache.values[None, layer, :, :total], layer)
     mask = torch.full((1, 1, count, total + count), torch.finfo(model.dtype).min)
@@ -256,7 +259,7 @@ def by_explicit_mask(
                 mask[0, 0, at, total + later] = 0
     place = torch.tensor(rows)
     with torch.no_grad():
-        model.network(ids[place][None], position_ids=place[None], attention_mask=mask, cache=held)
+        stock.network(ids[place][None], position_ids=place[None], attention_mask=mask, cache=held)
     parts = [(layer.keys[0, :, total:], layer.values[0, :, total:]) for layer in held.layers]
     return torch.stack([keys for keys, _ in parts]), torch.stack([values for _, values in parts])
 
@@ -314,7 +317,7 @@ def test_an_answer_is_the_same_cold_warm_in_any_order_and_after_a_reload(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        model = Model.open(checkpoints["llama"], device="cpu", dtype=dtype)
+        model = open_model(checkpoints["llama"], device="cpu", dtype=dtype)
         session = load_session(home, model, TEXT)
         session.delete("5-8")
         session.ask(QUESTION, budget="full", max_new_tokens=1)
@@ -322,7 +325,7 @@ def test_an_answer_is_the_same_cold_warm_in_any_order_and_after_a_reload(
         assert answers(session, QUESTIONS) == warm  # warm
         assert answers(session, QUESTIONS[::-1]) == warm  # in another order
         reloaded = Session.open(home=home)  # cold: every row comes from the files
-        reloaded.use_model(Model.open(checkpoints["llama"], device="cpu", dtype=dtype))
+        reloaded.use_model(open_model(checkpoints["llama"], device="cpu", dtype=dtype))
         assert answers(reloaded, QUESTIONS[1:]) | answers(reloaded, QUESTIONS[:1]) == warm
         fresh = load_session(home / "fresh", model, session.document.text)
         if dtype == "float32":  # in 16 bits other chunks round otherwise: `verify` says by how much
@@ -353,7 +356,7 @@ def test_verify_says_where_answers_part_and_how_near_the_tie_was(
     assert found is not None
     asked = session._state.prompt.question_ids(session._state.tokenizer, QUESTION)
     said = list[int]()
-    network = Model.open(llama.directory, device="cpu", stock=True).network
+    network = stock_network(llama)
     leads = []  # the slow way: the whole prompt through stock transformers for every token
     while len(said) < 12:
         with torch.no_grad():

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvedit.cache.kv import KVCache, States
+from kvedit.checkpoint.opening import open_model
 from kvedit.model import attention
 from kvedit.model.decode import Lookup, Sampler, decode_, prefill_question_
 from kvedit.model.model import Model
@@ -61,7 +62,7 @@ def test_guesses_change_neither_ids_nor_rows(tiny: Model, limit: int, temperatur
 def test_threads_that_share_the_keys_give_the_same_rows(
     checkpoints: dict[str, Path], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Model.open(checkpoints["qwen3"], device="cpu", dtype=dtype)
+    model = open_model(checkpoints["qwen3"], device="cpu", dtype=dtype)
     _, _, alone = decoded(model, 20, Lookup(IDS, 20))
     shares = []
     shared = attention._shared

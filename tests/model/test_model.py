@@ -22,11 +22,15 @@ from transformers import (
 )
 
 from kvedit.checkpoint import fingerprint
+from kvedit.checkpoint.adapt import from_transformers
 from kvedit.checkpoint.admission import admit, check_layout
+from kvedit.checkpoint.compare import Stock
+from kvedit.checkpoint.opening import open_model, open_stock
 from kvedit.checkpoint.resolve import find, resolve
 from kvedit.checkpoint.template import layout
 from kvedit.errors import ModelError
 from kvedit.model.model import Model
+from kvedit.tokens.prompt import Prompt
 from kvedit.tokens.tokenizer import Tokenizer
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
@@ -68,7 +72,7 @@ def test_unsupported_models_are_refused_by_the_field(config: Any, field: str) ->
 
 
 def test_every_tiny_kind_is_admitted_and_checks_out(tiny: Model) -> None:
-    tiny.check()
+    assert tiny.network.packed
 
 
 def test_another_module_layout_is_refused_by_the_module() -> None:
@@ -87,16 +91,17 @@ def test_a_forward_pass_that_no_field_tells_apart_is_caught_by_comparison(tmp_pa
     network = GraniteForCausalLM(config).eval()
     check_layout(network)  # the modules are Llama's; only the arithmetic differs
     tokenizer = tiny_tokenizer()
-    model = Model(tmp_path, network, Tokenizer(tokenizer.backend_tokenizer.to_str()), (), {})
+    own = Tokenizer(tokenizer.backend_tokenizer.to_str())
+    model = Model(tmp_path, from_transformers(network), own, (), {}, lambda system: Prompt((), "", "", ""))
     with pytest.raises(ModelError, match="forward pass differs"):
-        model.check()
+        Stock(model, network).compare().check()
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
     shutil.copytree(checkpoints["llama"], tmp_path / "bare")
     (tmp_path / "bare" / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="no weights"):
-        Model.open(tmp_path / "bare", device="cpu")
+        open_model(tmp_path / "bare", device="cpu")
 
 
 @pytest.mark.parametrize("keep", [0, 4, 1000, -1])
@@ -105,7 +110,7 @@ def test_a_truncated_shard_is_refused(tmp_path: Path, checkpoints: dict[str, Pat
     shard = tmp_path / "cut" / "model.safetensors"
     shard.write_bytes(shard.read_bytes()[:keep])
     with pytest.raises(ModelError, match="cannot be read"):
-        Model.open(tmp_path / "cut", device="cpu")
+        open_model(tmp_path / "cut", device="cpu")
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
@@ -113,7 +118,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, checkpoints: di
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "mute" / name).unlink()
     with pytest.raises(ModelError, match="tokenizer"):
-        Model.open(tmp_path / "mute", device="cpu")
+        open_model(tmp_path / "mute", device="cpu")
 
 
 def test_a_local_model_asks_no_network(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +126,8 @@ def test_a_local_model_asks_no_network(checkpoints: dict[str, Path], monkeypatch
         raise AssertionError("a connection was tried")
 
     monkeypatch.setattr("socket.socket.connect", refuse)
-    Model.open(resolve(str(checkpoints["qwen3"])), device="cpu").check()
+    open_model(resolve(str(checkpoints["qwen3"])), device="cpu")
+    open_stock(resolve(str(checkpoints["qwen3"])), device="cpu")
 
 
 @pytest.mark.parametrize("name", ["nothing", "./not/here/at/all", "a b"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from kvedit.cli.app import app
 from kvedit.errors import KveditError, UsageError
 from kvedit.model import reduced as reduced_room
 from kvedit.model.model import Model
-from kvedit.model.network import Linear, Packed
+from kvedit.model.network import Linear
+from kvedit.model.packed import Packed
 from kvedit.model.reduced import Packed4, Packed16, quantise, reduce
 from kvedit.names import DECODE_WEIGHTS
 
@@ -114,15 +116,11 @@ def test_a_reduced_model_is_made_once_and_the_model_stays_as_it_was(llama: Model
 
 def test_layers_that_are_not_of_four_bits_are_of_sixteen(llama: Model) -> None:
     weight, _ = of_four_bits(64, 64)
-    layers = llama.network.model.layers
-    mlp = layers[1].mlp
-    kept, mlp._down = mlp._down, Packed(Linear(weight[:, :64], None))
-    try:
-        made = reduce(llama.network, "int4").model.layers
-    finally:
-        mlp._down = kept
-    assert type(made[1].mlp._down) is Packed4
-    assert {type(layer.self_attn.o_proj) for layer in made} == {Packed16}
+    first, second, *others = llama.network.layers
+    second = replace(second, mlp=(*second.mlp[:-1], Packed(Linear(weight, None))))
+    layers = reduce(replace(llama.network, layers=(first, second, *others)), "int4").layers
+    assert type(layers[1].mlp[-1]) is Packed4
+    assert {type(layer.output) for layer in layers} == {Packed16}
 
 
 def test_a_conversation_keeps_rows_of_the_models_own_weights(llama: Model, home: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rigs.reference import stock_network
 from support.staged import LINES, staged
 
 from kvedit.cli.options import POLICY_NAMES
@@ -123,6 +124,11 @@ def turned(vector: torch.Tensor, position: int, model: Model) -> torch.Tensor:
     return out
 
 
+@cache
+def network_of(model: Model) -> Any:
+    return stock_network(model)
+
+
 def heads_of(module: Any, which: str, hidden: torch.Tensor) -> list[torch.Tensor]:
     """Project one row to the heads of `q`, `k` or `v`, before RoPE."""
     layer = module.self_attn
@@ -137,8 +143,8 @@ def question_scores(model: Model) -> list[list[list[torch.Tensor]]]:
     """Attention scores before the softmax, by layer, head and row of the question, over text and question."""
     evidence = staged(model)[0]
     total, found = len(evidence.ids), []
-    hidden = [model.network.model.embed_tokens.weight[token] for token in evidence.query_ids]
-    for layer, module in enumerate(model.network.model.layers):
+    hidden = [model.network.table[token] for token in evidence.query_ids]
+    for layer, module in enumerate(network_of(model).model.layers):
         by_head: list[list[torch.Tensor]] = [[] for _ in range(model.heads * model.groups)]
         own = [
             [turned(key, total + at, model) for key in heads_of(module, "k", row)]
@@ -249,9 +255,9 @@ def of_cacheblend(evidence: Evidence) -> tuple:
     """The stock forward pass gives what a clean prefill puts into layer 1."""
     model, rows = evidence.model, [0.0] * len(evidence.ids)
     ids = torch.from_numpy(evidence.ids)[None]
-    hidden = model.network(ids, output_hidden_states=True, use_cache=False).hidden_states[1][0]
+    hidden = network_of(model)(ids, output_hidden_states=True, use_cache=False).hidden_states[1][0]
     for row in np.flatnonzero(evidence.suffix).tolist():
-        fresh = heads_of(model.network.model.layers[1], "v", hidden[row])
+        fresh = heads_of(network_of(model).model.layers[1], "v", hidden[row])
         for head, value in enumerate(fresh):
             rows[row] += float((value - evidence.cache.values[1, head, row]).square().sum())
     return rows, best_rows(rows, evidence)
@@ -260,8 +266,8 @@ def of_cacheblend(evidence: Evidence) -> tuple:
 @torch.no_grad()
 def of_cachecraft(evidence: Evidence) -> tuple:
     model, past = evidence.model, evidence.past
-    module = model.network.model.layers[0]
-    hidden = [model.network.model.embed_tokens.weight[token] for token in past.ids]
+    module = network_of(model).model.layers[0]
+    hidden = [model.network.table[token] for token in past.ids]
     keys = [[turned(key, at, model) for key in heads_of(module, "k", row)] for at, row in enumerate(hidden)]
     # By hand: the deleted line and the word that was replaced; what was only computed anew is there still.
     spelled = [evidence.model.tokenizer.decode([token]) for token in past.ids.tolist()]
@@ -396,7 +402,7 @@ def of_oracle(evidence: Evidence) -> tuple:
 
 def of_sur(evidence: Evidence) -> tuple:
     model, units = evidence.model, whole(evidence)
-    table = model.network.model.embed_tokens.weight.detach()
+    table = model.network.table.detach()
     mean = table.mean(0)
 
     def match(one: int, other: int) -> float:
@@ -427,7 +433,7 @@ def of_sur(evidence: Evidence) -> tuple:
 
 
 def of_sur_plain(evidence: Evidence) -> tuple:
-    table = evidence.model.network.model.embed_tokens.weight.detach()
+    table = evidence.model.network.table.detach()
     rows = [0.0] * len(evidence.ids)
     for row in np.flatnonzero(evidence.suffix).tolist():
         vector = table[evidence.ids[row]]

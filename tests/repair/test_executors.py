@@ -21,6 +21,8 @@ from torch.nn import functional
 
 from kvedit.cache.kv import KVCache, States
 from kvedit.cache.rows import Piece, runs
+from kvedit.checkpoint.adapt import from_transformers
+from kvedit.checkpoint.opening import open_model
 from kvedit.errors import ContextError, UsageError
 from kvedit.lab import numerics as numerics_room
 from kvedit.lab.executor import (
@@ -41,6 +43,7 @@ from kvedit.model.attention import BLOCK_ROWS, cut, share
 from kvedit.model.decode import prefill_question_
 from kvedit.model.model import Model
 from kvedit.repair.refresh import choose_executor, refresh_, shift_
+from kvedit.tokens.prompt import Prompt
 
 CONTEXT = 420
 IDS = np.arange(600) * 37 % 500 + 3
@@ -102,9 +105,11 @@ def test_every_executor_gives_what_interval_gives(
 @pytest.mark.parametrize("executor", ["packed", "interval"])
 def test_no_number_is_read_back_from_the_device(kind: str, executor: Any) -> None:
     """A meta tensor has no numbers, so what would wait for one from a GPU fails."""
+    config = tiny_config(kind)
     with torch.device("meta"):
-        network = KINDS[kind][1](tiny_config(kind))
-    model = Model(Path(), network, "", (), {})
+        network = KINDS[kind][1](config)
+    network.model.rotary_emb = type(network.model.rotary_emb)(config)  # its frequencies are read once
+    model = Model(Path(), from_transformers(network), "", (), {}, lambda system: Prompt((), "", "", ""))
     held, ids = model.new_cache(CONTEXT), model.to_device(IDS[:CONTEXT])
     with pytest.raises(RuntimeError):
         ids[-1].item()
@@ -463,7 +468,7 @@ def test_a_path_taken_twice_differs_nowhere_and_another_dtype_everywhere(llama: 
     assert half["exact_disagreement"] == 1
     # The obvious: all logits of both models at once.
     both, logits = torch.from_numpy(np.concatenate([ids, question])), []
-    for model in (llama, Model.open(llama.directory, device="cpu", dtype="bfloat16")):
+    for model in (llama, open_model(llama.directory, device="cpu", dtype="bfloat16")):
         hidden = model.walk(both, slice(0, 170), model.new_cache(170), outputs=170).hidden
         logits.append(model.logits(hidden))
     gap = (logits[0] - logits[1]).abs()

@@ -101,7 +101,7 @@ def sessions_in(folder: Path, model: Model) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVEDIT_HOME", str(folder / "sessions"))
         patch.setenv("COLUMNS", "80")
-        patch.setattr(Model, "open", lambda directory, **more: model)
+        patch.setattr("kvedit.checkpoint.opening.open_model", lambda directory, **more: model)
         for room in ("typer.main", "kvedit.cli.repl.line"):  # which is slow, and done for each line anew
             patch.setattr(f"{room}.get_command", lambda _: PARSER)
         here.folder, here.warm, here.name, here.settings = folder, True, None, Settings()

@@ -17,6 +17,7 @@ from rich.console import Console
 from support.sessions import FEE_LINES, reset_workspace
 from typer.testing import CliRunner
 
+from kvedit.checkpoint import opening
 from kvedit.cli import output as render
 from kvedit.cli.app import app
 from kvedit.cli.repl import background
@@ -245,8 +246,10 @@ def test_chat_keeps_the_conversation(contract: Path) -> None:
 
 
 def test_the_model_is_opened_once(contract: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, plain = [], Model.open
-    monkeypatch.setattr(Model, "open", lambda *args, **more: opened.append(args) or plain(*args, **more))
+    opened, plain = [], opening.open_model
+    monkeypatch.setattr(
+        opening, "open_model", lambda folder, **more: opened.append(folder) or plain(folder, **more)
+    )
     ask = "ask --max-new-tokens 1 Who?"
     repl(ask, "delete -l 1", ask, "sessions copy contract twin", "sessions use twin", ask, "undo", ask)
     assert len(opened) == 1

@@ -369,7 +369,7 @@ def open_model(name: str, device: str, dtype: str) -> Model:
     """Find and open a model, and check it as `load` does; show that this goes on."""
     check_place(device, dtype)
     with render.working("Loading the model") as say:
+        from kvedit.checkpoint import opening
         from kvedit.checkpoint.resolve import resolve
-        from kvedit.model.model import Model
 
-        return Model.admit(resolve(name, say), device=device, dtype=dtype)
+        return opening.open_model(resolve(name, say), device=device, dtype=dtype)

@@ -45,13 +45,13 @@ def doctor(
     """
     check_place(device, dtype)
     with render.working("Loading the model") as report:
+        from kvedit.checkpoint.opening import open_stock
         from kvedit.checkpoint.resolve import resolve
-        from kvedit.model.model import Model
         from kvedit.repair.doctor import examine
 
-        opened = Model.open(resolve(model, report), device=device, dtype=dtype, stock=True)
+        stock = open_stock(resolve(model, report), device=device, dtype=dtype)
         report("Trying the model")
-        found = examine(opened)
+        found = examine(stock)
     asked = {"device": device, "dtype": dtype}
     record: dict[str, Any] = {"model": model, "passed": found.passed, **asdict(found), "asked": asked}
     for check in record["checks"]:  # JSON has no NaN
