@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import safetensors
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -23,7 +22,8 @@ from torch.nn import functional
 from kvedit.cache.memory import trim
 from kvedit.checkpoint.recipe import Recipe
 from kvedit.errors import ModelError
-from kvedit.store.tensorfile import release, tensors
+from kvedit.store.header import read_header
+from kvedit.store.tensorfile import map_file, release, tensors
 
 _PREFIXES = ("model.", "lm_head.")  # some folders hold the weights twice, under other names
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
@@ -303,40 +303,39 @@ def read(
         ModelError: They are damaged, or not whole.
     """
     try:
-        network = Network(recipe, _Weights(directory, dtype, device), dtype, pack=pack)
-    except (safetensors.SafetensorError, OSError) as error:
+        weights = _Weights(directory, dtype, device)
+    except (OSError, ValueError) as error:
         raise ModelError(
             f"The weights in {directory} cannot be read ({error}).",
             "Download the model again, or remove the folder so that it is converted anew.",
         ) from None
+    network = Network(recipe, weights, dtype, pack=pack)
+    del weights
     trim()  # of what was read, and of plain weights that are packed now
     return network
 
 
 class _Weights:
-    """Gives the weights in a directory by name, each read when it is asked for."""
+    """Gives the weights in a directory by name: tables of the vocabulary as they are mapped, others read."""
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device = dtype, str(device)
-        self._tables: dict[str, Tensor] = {}
-        self._places: dict[str, Path] = {}
+        self._dtype, self._device = dtype, device
+        self._files: list[Tensor] = []
+        self._mapped: dict[str, Tensor] = {}
         for path in sorted(directory.glob("*.safetensors")):
-            with safetensors.safe_open(path, framework="pt") as file:
-                self._places |= {name: path for name in file.keys() if name.startswith(_PREFIXES)}  # noqa: SIM118
-            if device.type == "cpu":
-                self._tables |= {name: tensor for name, tensor in tensors(path).items() if name in _TABLES}
-        self._files: dict[Path, Any] = {}
+            with path.open("rb") as file:
+                data, header = map_file(file), read_header(file)
+            self._files.append(data)
+            self._mapped |= tensors(data, header)
         self._read = 0
 
     def __call__(self, name: str) -> Tensor | None:
-        if name in self._tables:
-            return self._tables[name]
-        if name not in self._places:
-            return None
-        path, self._read = self._places[name], self._read + 1
-        # Pages of a file that stays open count as memory, beside the copies.
+        tensor = self._mapped.get(name) if name.startswith(_PREFIXES) else None
+        if tensor is None or (name in _TABLES and self._device.type == "cpu"):
+            return tensor
+        # Pages that were read count as memory, beside the copies.
+        self._read += 1
         if not self._read % _AT_ONCE:
-            self._files.clear()
-        if path not in self._files:
-            self._files[path] = safetensors.safe_open(path, framework="pt", device=self._device)
-        return self._files[path].get_tensor(name).to(self._dtype)  # type: ignore[no-any-return]
+            for data in self._files:
+                release(data)
+        return tensor.to(self._device, self._dtype)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from kvedit.cache.memory import check_memory, trim
 from kvedit.cache.rows import MISSING, RowTable
@@ -65,6 +65,7 @@ def prefill_document(
             prefill_tokens_per_s=len(ids) / timings.seconds("prefill"),
             journal=JournalRecord("", 0, ""),
             revision=0,
+            undone=(),
         )
         _begin(store, manifest, document, rows, "load")
     except BaseException:

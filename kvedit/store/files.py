@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import mmap
 import os
 import secrets
 import stat
@@ -201,7 +200,7 @@ def damaged(what: str, how: str) -> SessionError:
     )
 
 
-def digest(*data: bytes | memoryview | mmap.mmap) -> str:
+def digest(*data: bytes | memoryview) -> str:
     """SHA-256 of `data`, part after part; the first half, which names a file by its content."""
     found = hashlib.sha256()
     for part in data:
