@@ -192,6 +192,14 @@ def kind_of(path: Path) -> str:
     return "a device or a socket"
 
 
+def size_of(path: Path) -> int:
+    """Return the bytes of what is at a path itself, not of where a link leads; 0 for nothing."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
 def damaged(what: str, how: str) -> SessionError:
     """Make the error for a session whose files are not as they were written."""
     return SessionError(
