@@ -193,7 +193,8 @@ def try_segment(data: bytes) -> str:
     tensors = dict(safetensors.deserialize(data))
     assert sorted(tensors) == ["ids", "keys", "values"]
     for name in ("keys", "values"):
-        assert (tensors[name]["dtype"], tuple(tensors[name]["shape"])) == (found.dtype, found.shape)
+        part = found.tensors[name]
+        assert (tensors[name]["dtype"], tuple(tensors[name]["shape"])) == (part.dtype, part.shape)
     return "taken"
 
 

@@ -75,13 +75,14 @@ def a_long_text(encode: Any, tokens: int) -> str:
 
 def main(verb: str, folder: str, tokens: str, home: str) -> None:
     """Do one command and print what the process held at most."""
-    from kvedit.checkpoint.opening import admit, open_model, open_stock
+    from kvedit.checkpoint.opening import open_model
     from kvedit.session import asking as ask  # noqa: F401
     from kvedit.session.session import Session
     from kvedit.text.document import Document
 
     if verb == "check":
-        return admit(open_stock(Path(folder), device="cpu"))
+        open_model(Path(folder), device="cpu")
+        return
     libraries = resident("VmRSS")
     if verb == "load":
         model = open_model(Path(folder), device="cpu")

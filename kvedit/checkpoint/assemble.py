@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import safetensors
 import torch
 from torch import Tensor
 
@@ -31,7 +29,8 @@ from kvedit.model.network import (
     squared_relu,
 )
 from kvedit.model.packed import Packed
-from kvedit.store.tensorfile import release, tensors
+from kvedit.store.header import read_header
+from kvedit.store.tensorfile import map_file, release, tensors
 
 Weights = Callable[[str], "Tensor | None"]
 """Returns a weight by its name in the checkpoint, or `None` if the checkpoint lacks it."""
@@ -59,7 +58,7 @@ def assemble(
         ModelError: A weight is missing.
     """
     parts = _Parts(recipe, weights)
-    parts.packed = pack and Packed.can_hold(parts.weight("model.norm.weight"))
+    packed = parts.packed = pack and Packed.can_hold(parts.weight("model.norm.weight"))
     table = parts.weight("model.embed_tokens.weight")
     computed = dtype or table.dtype
     output = Linear(table, None) if recipe.sizes.tied else parts.linear("lm_head")
@@ -68,10 +67,10 @@ def assemble(
         table=table,
         layers=tuple(parts.layer(f"model.layers.{number}") for number in range(recipe.sizes.layers)),
         norm=parts.norm("model.norm"),
-        head=Head(lambda: _head(output, computed, parts.packed)),
+        head=Head(lambda: _head(output, computed, packed)),
         dtype=computed,
         device=table.device,
-        packed=parts.packed,
+        packed=packed,
     )
 
 
@@ -157,40 +156,39 @@ def read_plain(
         ModelError: They are damaged or incomplete.
     """
     try:
-        network = assemble(recipe, _Weights(directory, dtype, device), dtype, pack=pack)
-    except (safetensors.SafetensorError, OSError) as error:
+        weights = _Weights(directory, dtype, device)
+    except (OSError, ValueError) as error:
         raise ModelError(
             f"The weights in {directory} cannot be read ({error}).",
             "Download the model again, or remove the folder so that it is converted anew.",
         ) from None
+    network = assemble(recipe, weights, dtype, pack=pack)
+    del weights
     trim()  # return the memory of what was read, and of plain weights that are packed now
     return network
 
 
 class _Weights:
-    """Returns the weights in a directory by name, each read when it is needed."""
+    """Returns the weights in a directory by name: vocabulary tables as they are mapped, others converted."""
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device = dtype, str(device)
-        self._tables: dict[str, Tensor] = {}
-        self._paths: dict[str, Path] = {}
+        self._dtype, self._device = dtype, device
+        self._files: list[Tensor] = []
+        self._mapped: dict[str, Tensor] = {}
         for path in sorted(directory.glob("*.safetensors")):
-            with safetensors.safe_open(path, framework="pt") as file:
-                self._paths |= {name: path for name in file.keys() if name.startswith(_PREFIXES)}  # noqa: SIM118
-            if device.type == "cpu":
-                self._tables |= {name: tensor for name, tensor in tensors(path).items() if name in _TABLES}
-        self._files: dict[Path, Any] = {}
+            with path.open("rb") as file:
+                data, header = map_file(file), read_header(file)
+            self._files.append(data)
+            self._mapped |= tensors(data, header)
         self._read = 0
 
     def __call__(self, name: str) -> Tensor | None:
-        if name in self._tables:
-            return self._tables[name]
-        if name not in self._paths:
-            return None
-        path, self._read = self._paths[name], self._read + 1
-        # Pages of a file that stays open count as memory in addition to the copies.
+        tensor = self._mapped.get(name) if name.startswith(_PREFIXES) else None
+        if tensor is None or (name in _TABLES and self._device.type == "cpu"):
+            return tensor
+        # Pages that were read count as memory in addition to the copies.
+        self._read += 1
         if not self._read % _AT_ONCE:
-            self._files.clear()
-        if path not in self._files:
-            self._files[path] = safetensors.safe_open(path, framework="pt", device=self._device)
-        return self._files[path].get_tensor(name).to(self._dtype)  # type: ignore[no-any-return]
+            for data in self._files:
+                release(data)
+        return tensor.to(self._device, self._dtype)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kvedit.errors import ModelError
+from kvedit.store.header import read_header
 from kvedit.tokens.tokenizer import Tokenizer
 
 _SAMPLE_BYTES = 1 << 16
@@ -26,15 +29,18 @@ def of_files(directory: Path) -> dict[str, str]:
 
     The weights are known by the size of each file and by its first, middle and last 64 KiB; and,
     so that a change of a few tensors is seen, by the same three places of each tensor, 1 KiB each.
+
+    Raises:
+        ModelError: A file of weights is damaged.
     """
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     for name in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
         config.pop(name, None)
     weights, samples = hashlib.sha256(), hashlib.sha256()
     for path in sorted(directory.glob("*.safetensors")):
-        size = path.stat().st_size
-        weights.update(f"{path.name}:{size};".encode())
         with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            weights.update(f"{path.name}:{size};".encode())
             add_samples(weights, file, 0, size, _SAMPLE_BYTES)
             _sample_tensors(file, samples)
     return {
@@ -53,11 +59,13 @@ def add_samples(checksum: Any, file: BinaryIO, start: int, stop: int, size: int)
 
 def _sample_tensors(file: BinaryIO, samples: Any) -> None:
     """Add the first, middle and last bytes of each tensor in a safetensors file to a checksum."""
-    file.seek(0)
-    length = int.from_bytes(file.read(8), "little")
-    header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    for name in sorted(header):
-        start, stop = header[name]["data_offsets"]
+    try:
+        header = read_header(file)
+    except ValueError as error:
+        raise ModelError(
+            f"The weights in {file.name} cannot be read ({error}).", "Download the model again."
+        ) from None
+    for name, part in sorted(header.tensors.items()):
+        start, stop = (header.size_bytes + offset for offset in part.data_offsets)
         samples.update(f"{name}:{stop - start};".encode())
-        add_samples(samples, file, 8 + length + start, 8 + length + stop, _TENSOR_BYTES)
+        add_samples(samples, file, start, stop, _TENSOR_BYTES)

@@ -22,6 +22,7 @@ from kvedit import __version__
 from kvedit.errors import KveditError
 from kvedit.model.network import LayerNorm, Part, RmsNorm, Sizes
 from kvedit.store.files import make_folder, replace_file
+from kvedit.store.header import read_bytes
 from kvedit.tokens.prompt import Prompt
 
 _FORMAT = 3
@@ -149,7 +150,6 @@ def key(directory: Path) -> str:
         checksum.update(f"{path.name}:{len(data)};".encode() + data)
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
-            header = file.read(8)
-            header += file.read(int.from_bytes(header, "little") & 0xFFFFFFF)  # at most 256 MiB
+            header = read_bytes(file)
         checksum.update(f"{path.name}:{len(header)};".encode() + header)
     return checksum.hexdigest()[:32]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rich import filesize
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -322,7 +323,4 @@ def answer_json(answer: Answer, question: str) -> dict[str, Any]:
 
 def size(count: int) -> str:
     """Format bytes: `184.6 MB`."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
+    return filesize.decimal(count)

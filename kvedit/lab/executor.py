@@ -137,14 +137,7 @@ def sweep(
     for context in contexts:
         edited = Edited.of(model, ids, context)
         suffix, cache = edited.suffix, model.new_cache(context + len(edited.query_ids))
-        trials = []
-        for budget in budgets:
-            rows = Budget.parse(budget).resolve(len(suffix))
-            for count in shapes(rows, len(suffix), runs):
-                support = spread(suffix, rows, count)
-                trials += [
-                    (budget, count, support, name) for name in executors if name != "direct" or count == 1
-                ]
+        trials = _trials(suffix, budgets, executors, runs)
         counts: dict[int, Tally] = {}
         for number in range(rounds + 1):
             # Every other round runs in reverse, so that no executor always follows the same one.
@@ -171,6 +164,19 @@ def sweep(
                     "replay_token_layers": token_layers(suffix, model.layers),
                     "replay_pairs": pairs(suffix, model.layers),
                 }
+
+
+def _trials(
+    suffix: IntArray, budgets: Sequence[str], executors: Sequence[str], runs: Sequence[int] | None
+) -> list[tuple[str, int, IntArray, str]]:
+    """List what a round measures: budget, count of runs, rows, and executor."""
+    trials: list[tuple[str, int, IntArray, str]] = []
+    for budget in budgets:
+        rows = Budget.parse(budget).resolve(len(suffix))
+        for count in shapes(rows, len(suffix), runs):
+            support = spread(suffix, rows, count)
+            trials += [(budget, count, support, name) for name in executors if name != "direct" or count == 1]
+    return trials
 
 
 def counted(edited: Edited, cache: KVCache, rows: IntArray, executor: str) -> Tally:

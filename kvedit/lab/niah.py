@@ -15,23 +15,20 @@ parts of the haystack.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from kvedit.errors import UsageError
 from kvedit.lab.case import Case
+from kvedit.lab.haystack import Haystack
 from kvedit.text.document import Document, Edit
-from kvedit.tokens.tokenizer import Tokenizer
 
 VARIANTS = ("same-key", "relabel", "derived", "injection")
 SPLITS = ("dev", "test")
 DEPTHS = (0.1, 0.3, 0.5)
 GAPS = (0, 64, 256, 1024)  # and up to the end of the text
 _PARAGRAPH = 5  # sentences per paragraph
-_DEV_SHARE = 0.25  # of the haystack
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,55 +75,6 @@ _PLACES = (
     "Oslo Lima Cairo Perth Turin Quito Dakar Malmo Porto Kyoto Busan Leeds Ghent Basel Tunis Sofia "
     "Minsk Accra Hanoi Derby Izmir Nantes Bergen Toledo"
 ).split()
-
-
-class Haystack:
-    """Sentences to hide needles in.
-
-    Args:
-        text: Any prose; white space is normalized.
-        tokenizer: For counting tokens.
-
-    Raises:
-        UsageError: It has too few sentences.
-    """
-
-    def __init__(self, text: str, tokenizer: Tokenizer) -> None:
-        self.sentences = re.split(r"(?<=[.!?]) ", " ".join(text.split()))
-        self._tokenizer = tokenizer
-        if len(self.sentences) < 40:
-            raise UsageError(
-                f"The haystack has {len(self.sentences)} sentences; at least 40 are needed.",
-                "Name a longer text with --haystack, or leave it out for the built-in one.",
-            )
-
-    def cut(self, random: np.random.Generator, split: str, tokens: int) -> list[str]:
-        """Return consecutive sentences of about `tokens` tokens from the split's part of the text."""
-        middle = int(len(self.sentences) * _DEV_SHARE)
-        part = self.sentences[:middle] if split == "dev" else self.sentences[middle:]
-        at, held, found = int(random.integers(0, len(part))), 0, list[str]()
-        while held < tokens:
-            found.append(part[at % len(part)])
-            held += self.count(found[-1])
-            at += 1
-        return found
-
-    def count(self, sentence: str) -> int:
-        """Return the number of tokens of a sentence within a text."""
-        return len(self._tokenizer.encode_text(" " + sentence))
-
-
-def built_in() -> str:
-    """Return a generated haystack of plain sentences; the random seed is fixed."""
-    random = np.random.default_rng(0)
-    who = "The baker|A young clerk|My neighbour|The old captain|Her cousin|The night guard|A tall student"
-    did = "carried|painted|counted|repaired|forgot|borrowed|sold|wrapped|washed|described|followed|measured"
-    what = "the blue chairs|a box of nails|the morning papers|two bicycles|the garden gate|a heavy parcel"
-    when = "before breakfast|on a rainy evening|near the station|after the concert|with great patience"
-    why = "because the road was closed|while the kettle boiled|although nobody had asked|as he always did"
-    parts = [column.split("|") for column in (who, did, what, when, why)]
-    drawn = ([part[int(random.integers(len(part)))] for part in parts] for _ in range(4000))
-    return " ".join(dict.fromkeys(" ".join(words) + "." for words in drawn))  # none twice
 
 
 def cases(
@@ -199,7 +147,7 @@ def _same_key(haystack: Haystack, draw: _Draw, name: str, tokens: int, template:
         passed += haystack.count(straw[second])
         second += 1
     if gap is not None and passed < gap:
-        gap = None  # the text ended earlier
+        gap = None  # the text ended before
     sentences = [*straw[:first], erased, *straw[first:second], kept, *straw[second:]]
     text, edit, gold = _text(sentences, first, kept)
     return Case(

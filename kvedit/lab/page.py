@@ -1,116 +1,80 @@
-"""The parts of a report: style sheet, tables, charts with legends, and number formats."""
+"""What a report is made of: tables, figures with a legend, and how numbers are written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from html import escape
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from kvedit.lab.charts import MINUS, STYLES, key
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-_STYLE = """
-:root { color-scheme: light dark; --page: #fff; --ink: #1b1f24; --soft: #59636e; --line: #d9dee4;
-  --quiet: #6b7480; --right: #b5bfca; --wrong: #e3e7ec; --cell: #eef1f4;
-  --c0: #1f66d1; --c1: #c75b00; --c2: #0b7f63; --c3: #c02f3c; --c4: #7547c9; --c5: #00799c; --c6: #8a6500; }
-@media (prefers-color-scheme: dark) { :root { --page: #14171b; --ink: #e6e9ed; --soft: #9aa4af;
-  --line: #333a42; --quiet: #9aa4af; --right: #56616d; --wrong: #2b3138; --cell: #22272d;
-  --c0: #6ea8ff; --c1: #ff9d4d; --c2: #3ecfa6; --c3: #ff7a83; --c4: #b899ff; --c5: #4cc9ef; --c6: #e0b33c; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 20px 16px 48px; max-width: 1040px; background: var(--page);
-  color: var(--ink); font: 15px/1.45 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0; } h2, summary { font-size: 1.1rem; font-weight: 600; margin: 28px 0 4px; }
-summary { cursor: pointer; }
-p { margin: 4px 0 10px; color: var(--soft); max-width: 78ch; overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 7px; text-align: right; white-space: nowrap; vertical-align: top;
-  border-bottom: 1px solid var(--line); }
-thead th { vertical-align: bottom; font-weight: 600; color: var(--soft); white-space: normal; }
-th:first-child { position: sticky; left: 0; background: var(--page); text-align: left; font-weight: 600; }
-td small { display: block; color: var(--soft); }
-.facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 350px), 1fr)); gap: 0 32px; }
-figure { margin: 28px 0 0; max-width: 560px; min-width: 0; }
-figcaption { font-weight: 600; margin-bottom: 6px; }
-ul { display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 4px 0 0; padding: 0; list-style: none;
-  font-size: .85rem; }
-li { display: flex; align-items: center; gap: 6px; overflow-wrap: anywhere; }
-svg.chart { display: block; width: 100%; height: auto; }
-svg.key { width: 28px; height: 16px; flex: none; }
-svg text { font: 13px system-ui, sans-serif; fill: var(--ink); }
-svg text.tick, svg text.label { fill: var(--soft); }
-svg text.over { fill: var(--page); } svg text.over.right, svg text.over.wrong { fill: var(--ink); }
-.grid { stroke: var(--line); } .axis { stroke: var(--quiet); }
-.level { stroke: var(--quiet); stroke-width: 1.5; stroke-dasharray: 5 4; }
-.line { stroke-width: 1.8; } .whisker { stroke-width: 1.2; opacity: .75; }
-.mark { stroke: var(--page); stroke-width: 1; } .hollow { fill: var(--page); stroke: currentColor; }
-.quiet { color: var(--quiet); } .right { color: var(--right); } .wrong { color: var(--wrong); }
-.line { stroke: currentColor; } .mark:not(.hollow), .fill { fill: currentColor; }
-.cell { fill: var(--cell); } .heat { fill: var(--c0); }
-""" + " ".join(f".c{at} {{ color: var(--c{at}); }}" for at in range(STYLES))
+from kvedit.lab.charts import MINUS, STYLES, key
 
 NONE = "\N{EN DASH}"
 
 
-def page(title: str, facts: Iterable[str], parts: Iterable[str], config: dict[str, Any]) -> str:
-    """Return the whole file; `parts` are HTML, everything else is escaped."""
-    rows = [[escape(name), escape(value)] for name, value in _flat(config, "")]
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title>\n<style>{_STYLE}\n</style>\n</head>\n<body>",
-            f"<h1>{escape(title)}</h1>\n<p>{escape(' · '.join(facts))}</p>",
-            *(part for part in parts if part),
-            table("What was asked for", "config.json", ["option", "value"], rows, folded=True, style="facts"),
-            "</body>\n</html>\n",
-        ]
-    )
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table under a heading.
 
-
-def table(
-    title: str,
-    note: str,
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    folded: bool = False,
-    style: str = "figures",
-) -> str:
-    """Return a table with a heading; cells are HTML, everything else is escaped.
-
-    Args:
+    Attributes:
         title: Heading.
-        note: Explanation for the reader.
-        heads: Column headings.
-        rows: Cells; the first of each row is its heading.
-        folded: Show only the heading until it is clicked.
-        style: CSS class of the table.
+        note: What the reader must know.
+        heads: Of the columns.
+        rows: The first cell of each is its head.
+        folded: Show the heading only, until it is clicked.
+        style: Class of the table.
     """
-    head = "".join(f"<th scope='col'>{escape(text)}</th>" for text in heads)
-    body = "".join(
-        f"<tr><th scope='row'>{first}</th>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>\n"
-        for first, *rest in rows
-    )
-    held = (
-        f"<p>{escape(note)}</p>\n<div class='scroll'><table class='{style}'><thead><tr>{head}</tr></thead>\n"
-        f"<tbody>\n{body}</tbody></table></div>"
-    )
-    if folded:
-        return f"<details><summary>{escape(title)}</summary>\n{held}\n</details>"
-    return f"<section><h2>{escape(title)}</h2>\n{held}\n</section>"
+
+    title: str
+    note: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    folded: bool = False
+    style: str = "figures"
 
 
-def figure(title: str, drawn: str, marks: Sequence[tuple[int | str, str]]) -> str:
-    """Return a chart with its legend.
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A chart under a title.
 
-    Args:
-        title: Title above the chart.
-        drawn: SVG of the chart.
-        marks: Style or class, and name, of each entry of the legend.
+    Attributes:
+        title: Above it.
+        drawn: SVG.
+        legend: The mark and the name of each entry.
     """
-    legend = "".join(f"<li>{key(style)}{escape(name)}</li>" for style, name in marks)
-    return f"<figure><figcaption>{escape(title)}</figcaption>\n{drawn}\n<ul>{legend}</ul></figure>"
+
+    title: str
+    drawn: Markup
+    legend: Sequence[tuple[Markup, str]]
+
+    @classmethod
+    def of(cls, title: str, drawn: str, marks: Sequence[tuple[int | str, str]]) -> Figure:
+        """Make a figure of a chart; `marks` are style or class, and name, of each entry of the legend."""
+        return cls(title, Markup(drawn), [(Markup(key(style)), name) for style, name in marks])
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Figures side by side."""
+
+    figures: Sequence[Figure]
+
+
+Part = Table | Figure | Pair
+
+
+def page(title: str, facts: Sequence[str], parts: Sequence[Part | None], config: dict[str, Any]) -> str:
+    """Write the whole file: `parts`, and a table of the options. Text that is not `Markup` is escaped."""
+    environment = Environment(
+        loader=PackageLoader("kvedit", "lab"), autoescape=True, undefined=StrictUndefined
+    )
+    rows = list(_flat(config, ""))
+    asked = Table("What was asked for", "config.json", ["option", "value"], rows, folded=True, style="facts")
+    return environment.get_template("report.html").render(
+        title=title, facts=facts, parts=[*filter(None, parts), asked], styles=STYLES
+    )
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -129,7 +93,7 @@ def signed(value: float | None, digits: int = 3) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Format a share as a percentage."""
+    """Write a share."""
     return NONE if value is None else f"{number(100 * value, 1)} %"
 
 
@@ -138,12 +102,16 @@ def milliseconds(seconds: float | None) -> str:
     return NONE if seconds is None else number(seconds * 1000, 1)
 
 
-def interval(estimate: dict[str, Any], write: Callable[[float], str] = number) -> str:
+def interval(estimate: dict[str, Any], write: Callable[[float], str] = number) -> Markup:
     """Format an interval on its own line of a cell; empty if there is none."""
     if estimate["low"] is None:
-        return ""
-    low, high = (write(estimate[end]).removesuffix(" %") for end in ("low", "high"))
-    return f"<small>[{low}, {high}]</small>"
+        return Markup()
+    return span(*(write(estimate[end]).removesuffix(" %") for end in ("low", "high")))
+
+
+def span(low: str, high: str) -> Markup:
+    """Write two ends on a line of its own in a cell."""
+    return Markup("<small>[{}, {}]</small>").format(low, high)
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:

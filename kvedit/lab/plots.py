@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from kvedit.lab import charts
 from kvedit.lab.charts import Axis, Point, Series
-from kvedit.lab.page import figure, percent
+from kvedit.lab.page import Figure, Pair, percent
 from kvedit.lab.statistics import Record
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ _KINDS = [
 _LOWEST = -1.0  # lower recoveries are drawn at the edge
 
 
-def by_budget(arms: dict[str, Record]) -> Iterator[str]:
+def by_budget(arms: dict[str, Record]) -> Iterator[Pair]:
     """Draw exact match and recovery against the budget."""
     rows = {arm["budget"]: arm["refreshed"] for arm in arms.values() if arm["budget"]}
     order = sorted(rows, key=lambda budget: (budget != "0", budget == "full", rows[budget]))
@@ -32,7 +32,7 @@ def by_budget(arms: dict[str, Record]) -> Iterator[str]:
     return _pairs(arms, "budget", x, places, ("shift", "replay"))
 
 
-def by_latency(arms: dict[str, Record]) -> Iterator[str]:
+def by_latency(arms: dict[str, Record]) -> Iterator[Pair]:
     """Draw exact match and recovery against the latency."""
     places = {name: arm["latency_s"] * 1000 for name, arm in arms.items()}
     x = charts.logarithmic("Median latency after the edit, ms (log scale)", list(places.values()))
@@ -41,11 +41,11 @@ def by_latency(arms: dict[str, Record]) -> Iterator[str]:
 
 def _pairs(
     arms: dict[str, Record], by: str, x: Axis, places: dict[str, float], ends: Sequence[str]
-) -> Iterator[str]:
-    """Yield enough pairs of charts to distinguish the policies; each also shows the arms without a policy."""
+) -> Iterator[Pair]:
+    """Draw pairs of charts, as many as it takes to tell the policies apart; each shows the ends too."""
     axes = _quality_axes(arms)
     for part, lines in _panels(arms):
-        yield '<div class="pair">'
+        pair: list[Figure] = []
         for field, title in (("em", f"Exact match by {by}"), ("recovery", f"Recovery by {by}")):
             held = [(ENDS[end], -1 - at, [end]) for at, end in enumerate(ends) if end in arms]
             held += [(name, style, of) for style, (name, of) in enumerate(lines)]
@@ -54,8 +54,9 @@ def _pairs(
             level = None if "reprefill" in ends else clean
             drawn = charts.plot(title, series, x, axes[field], spread=by == "budget", level=level)
             marks: list[tuple[int | str, str]] = [(one.style, one.name) for one in series]
-            yield figure(title + part, drawn, marks + ([] if level is None else [("level", "Re-prefill")]))
-        yield "</div>"
+            marks += [] if level is None else [("level", "Re-prefill")]
+            pair.append(Figure.of(title + part, drawn, marks))
+        yield Pair(pair)
 
 
 def _panels(arms: dict[str, Record]) -> Iterator[tuple[str, Sequence[tuple[str, list[str]]]]]:
@@ -100,7 +101,7 @@ def _points(
     return found
 
 
-def transitions(arms: dict[str, Record]) -> str:
+def transitions(arms: dict[str, Record]) -> Figure | None:
     """Draw the transitions from the right and wrong answers of `shift`, one bar per arm."""
     rows = [
         (name, [arm["against"]["shift"]["transitions"][kind.replace(" ", "_")] for kind, _ in _KINDS])
@@ -108,13 +109,13 @@ def transitions(arms: dict[str, Record]) -> str:
         if "shift" in arm["against"]
     ]
     if not rows:
-        return ""
+        return None
     drawn = charts.bars("Transitions against Shift", rows, _KINDS)
     marks: list[tuple[int | str, str]] = [(style, kind) for kind, style in _KINDS]
-    return figure("What became of the answers that Shift gives, in cases", drawn, marks)
+    return Figure.of("What became of the answers that Shift gives, in cases", drawn, marks)
 
 
-def where(arms: dict[str, Record]) -> str:
+def where(arms: dict[str, Record]) -> Figure | None:
     """Draw the positions of the refreshed rows, one strip per arm that selects any."""
     rows = [
         (name, [count / sum(arm["where"]) for count in arm["where"]])
@@ -122,14 +123,14 @@ def where(arms: dict[str, Record]) -> str:
         if arm["policy"] and sum(arm["where"])
     ]
     if not rows:
-        return ""
+        return None
     most = max(max(shares) for _, shares in rows)
     drawn = charts.strips("Where the refreshed rows fell", rows, most)
     marks: list[tuple[int | str, str]] = [("cell", "none"), ("heat", f"{percent(most)} of an arm's rows")]
-    return figure("Where the refreshed rows fell, by tenth of the rows behind the edit", drawn, marks)
+    return Figure.of("Where the refreshed rows fell, by tenth of the rows behind the edit", drawn, marks)
 
 
-def ratios(shapes: Sequence[Record]) -> list[str]:
+def ratios(shapes: Sequence[Record]) -> list[Figure]:
     """Draw the time of `interval` relative to `packed` by runs, one line per context and budget."""
     lines: dict[str, list[tuple[int, Record]]] = {}
     for shape in shapes:
@@ -151,7 +152,7 @@ def ratios(shapes: Sequence[Record]) -> list[str]:
         marks: list[tuple[int | str, str]] = [(one.style, one.name) for one in series]
         title = f"Speed-up of packed by runs{part}"
         drawn.append(
-            figure(title, charts.plot(title, series, x, y, level=1.0), [*marks, ("level", "interval")])
+            Figure.of(title, charts.plot(title, series, x, y, level=1.0), [*marks, ("level", "interval")])
         )
     return drawn
 

@@ -24,7 +24,8 @@ from typing import Any
 
 from kvedit.errors import UsageError
 from kvedit.lab.case import Case
-from kvedit.lab.questions import Passage, Question, digest, read
+from kvedit.lab.datasets import read
+from kvedit.lab.questions import Passage, Question, digest
 from kvedit.lab.scoring import normalise
 from kvedit.text.document import Edit
 

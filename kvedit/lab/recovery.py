@@ -6,9 +6,9 @@ optionally selecting while the shift runs (Appendix G.3 and G.4 of Budgeted KV-C
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -175,16 +175,9 @@ def recover(
         cache.length = len(rows)
 
     if overlap:
-        with timings.measure("preparation"), ThreadPoolExecutor(1) as beside:
-            stream: Any = torch.cuda.Stream() if model.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-            if stream is not None:  # after the cache was created
-                stream.wait_stream(torch.cuda.current_stream())
-            shifting = beside.submit(shift, stream)
+        with timings.measure("preparation"), _beside(model.device, shift):
             # With overlap, the preparation is timed as a whole.
             selected = replace(repair, timings=Timings()).select(options).rows
-            shifting.result()
-            if stream is not None:
-                torch.cuda.current_stream().wait_stream(stream)
     else:
         with timings.measure("shift"):
             shift()
@@ -193,3 +186,17 @@ def recover(
     computed = np.union1d(selected, repair.missing)
     _, parts = repair.refresh(computed, executor)
     return Recovery(cache, selected, computed, States.concatenate(parts), timings)
+
+
+@contextmanager
+def _beside(device: torch.device, shift: Callable[[Any], None]) -> Iterator[None]:
+    """Run `shift` in another thread, and on CUDA in another stream, while the block runs."""
+    stream: Any = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    if stream is not None:  # fill the cache only after it was created
+        stream.wait_stream(torch.cuda.current_stream())
+    with ThreadPoolExecutor(1) as beside:
+        shifting = beside.submit(shift, stream)
+        yield
+        shifting.result()
+    if stream is not None:
+        torch.cuda.current_stream().wait_stream(stream)

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from kvedit.lab import plots
-from kvedit.lab.page import NONE, interval, milliseconds, number, page, percent, signed, small, table
+from kvedit.lab.page import (
+    NONE,
+    Pair,
+    Table,
+    interval,
+    milliseconds,
+    number,
+    page,
+    percent,
+    signed,
+    small,
+    span,
+)
 from kvedit.lab.plots import ENDS
 from kvedit.lab.statistics import Record
 
@@ -14,7 +25,7 @@ _DIFFERENCES = ["arm", "minus", "exact match", "repaired", "regressed", "|Δ log
 
 
 def html(config: Record, records: Sequence[Record], summary: Record) -> str:
-    """Return the report.
+    """Write the report.
 
     Args:
         config: `config.json`.
@@ -30,10 +41,7 @@ def html(config: Record, records: Sequence[Record], summary: Record) -> str:
         _headline(arms),
         *plots.by_budget(arms),
         *plots.by_latency(arms),
-        '<div class="pair">',
-        plots.transitions(arms),
-        plots.where(arms),
-        "</div>",
+        Pair([each for each in (plots.transitions(arms), plots.where(arms)) if each]),
         _matched(arms),
         _split("Datasets", summary.get("datasets", {})),
         _split("Places", summary.get("places", {})),
@@ -44,11 +52,11 @@ def html(config: Record, records: Sequence[Record], summary: Record) -> str:
     return page(f"kvedit bench {bench}", facts, parts, config)
 
 
-def _headline(arms: dict[str, Record]) -> str:
+def _headline(arms: dict[str, Record]) -> Table:
     heads = ["arm", "exact match", "old shown", "|Δ log p|", "recovery", "rows", "latency", "÷ re-prefill"]
     rows = [
         [
-            escape(name),
+            name,
             _em(arm),
             _of(arm["stale_shown"]["shown"], arm["stale_shown"]["cases"]),
             number(arm["logp_change"]["value"]) + interval(arm["logp_change"]),
@@ -65,10 +73,10 @@ def _headline(arms: dict[str, Record]) -> str:
         "in nats. Recovery: the part of Shift's change that is gone. Rows: mean number refreshed. Latency: "
         "median from the edit to the last token of the answer, and its mean as a part of a re-prefill's."
     )
-    return table("Arms", note, heads, rows)
+    return Table("Arms", note, heads, rows)
 
 
-def _matched(arms: dict[str, Record]) -> str:
+def _matched(arms: dict[str, Record]) -> Table | None:
     rows = [
         _difference(name, base, held)
         for name, arm in arms.items()
@@ -76,10 +84,10 @@ def _matched(arms: dict[str, Record]) -> str:
         if base not in ENDS
     ]
     note = "The same scores and budget, other supports. Differences are the first arm minus the second."
-    return table("Matched controls", note, _DIFFERENCES, rows) if rows else ""
+    return Table("Matched controls", note, _DIFFERENCES, rows) if rows else None
 
 
-def _paired(arms: dict[str, Record]) -> str:
+def _paired(arms: dict[str, Record]) -> Table | None:
     rows = [
         _difference(name, base, held)
         for name, arm in arms.items()
@@ -87,14 +95,14 @@ def _paired(arms: dict[str, Record]) -> str:
         if base in ENDS
     ]
     note = "Differences are the first arm minus the second, paired by case."
-    return table("Against Shift and Re-prefill", note, _DIFFERENCES, rows, folded=True) if rows else ""
+    return Table("Against Shift and Re-prefill", note, _DIFFERENCES, rows, folded=True) if rows else None
 
 
 def _difference(name: str, base: str, held: Record) -> list[str]:
     points = held["em"]
     return [
-        escape(name),
-        escape(base),
+        name,
+        base,
         f"{signed(100 * points['value'], 1)} points" + interval(points, percent),
         str(held["transitions"]["repaired"]),
         str(held["transitions"]["regressed"]),
@@ -104,12 +112,12 @@ def _difference(name: str, base: str, held: Record) -> list[str]:
     ]
 
 
-def _split(title: str, parts: dict[str, Record]) -> str:
+def _split(title: str, parts: dict[str, Record]) -> Table | None:
     """Show exact match, change of log p and recovery of each arm, for each part."""
     rows = [
         [
-            escape(part),
-            escape(name),
+            part,
+            name,
             _em(arm),
             number(arm["logp_change"]["value"]) + interval(arm["logp_change"]),
             percent(arm["recovery"]["value"]) + interval(arm["recovery"], percent),
@@ -118,15 +126,15 @@ def _split(title: str, parts: dict[str, Record]) -> str:
         for name, arm in held["arms"].items()
     ]
     heads = ["", "arm", "exact match", "|Δ log p|", "recovery"]
-    return table(title, "Each with its own cases and intervals.", heads, rows) if rows else ""
+    return Table(title, "Each with its own cases and intervals.", heads, rows) if rows else None
 
 
-def _exchanged(tails: dict[str, dict[str, Record]]) -> str:
+def _exchanged(tails: dict[str, dict[str, Record]]) -> Table | None:
     """Show the effect of the evidence's side of the edit, all else equal."""
     rows = [
         [
-            escape(tail),
-            escape(name),
+            tail,
+            name,
             signed(arm["em"]["value"]) + interval(arm["em"]),
             signed(arm["logp_change"]["value"]) + interval(arm["logp_change"]),
         ]
@@ -134,10 +142,10 @@ def _exchanged(tails: dict[str, dict[str, Record]]) -> str:
         for name, arm in arms.items()
     ]
     note = "The same passages with the evidence before the edit, minus after it; paired (Appendix D)."
-    return table("Exchanged", note, ["tail", "arm", "exact match", "|Δ log p|"], rows) if rows else ""
+    return Table("Exchanged", note, ["tail", "arm", "exact match", "|Δ log p|"], rows) if rows else None
 
 
-def _details(arms: dict[str, Record]) -> str:
+def _details(arms: dict[str, Record]) -> Table:
     phases = list(dict.fromkeys(phase for arm in arms.values() for phase in arm["seconds"]))
     heads = [
         "arm",
@@ -152,7 +160,7 @@ def _details(arms: dict[str, Record]) -> str:
     ]
     rows = [
         [
-            escape(name),
+            name,
             number(arm["f1"]),
             percent(arm["margin_recovery"]["value"]) + interval(arm["margin_recovery"], percent),
             number(arm["kl"], 4),
@@ -172,7 +180,7 @@ def _details(arms: dict[str, Record]) -> str:
         "repeated. Runs: adjacent pieces. Gold: refreshed rows that lie in the evidence, by recall and "
         "precision."
     )
-    return table("More figures", note, [*heads, *(f"{phase}, ms" for phase in phases)], rows, folded=True)
+    return Table("More figures", note, [*heads, *(f"{phase}, ms" for phase in phases)], rows, folded=True)
 
 
 def _em(arm: Record) -> str:
@@ -192,7 +200,7 @@ def executor_html(config: Record, records: Sequence[Record], summary: Record) ->
     rows = [
         [
             f"{shape['context']:,}",
-            escape(shape["budget"]),
+            shape["budget"],
             f"{shape['rows']:,}",
             f"{shape['runs']:,}",
             *(milliseconds(_middle(shape["refresh_s"], name)) for name in names),
@@ -202,14 +210,14 @@ def executor_html(config: Record, records: Sequence[Record], summary: Record) ->
         for shape in shapes
     ]
     heads = ["context", "budget", "rows", "runs"]
-    heads += [f"{escape(name)}, ms" for name in names] + [f"{escape(name)} ÷ packed" for name in others]
+    heads += [f"{name}, ms" for name in names] + [f"{name} ÷ packed" for name in others]
     heads += ["token-layers, of replay's", "query-key pairs, of replay's"]
     note = (
         "Refresh of as many rows in ever more runs: medians over rounds, ratios within a round with "
         "the smallest and largest. The paper reports up to 16.1 × over interval for Qwen3-8B on one H100."
     )
     return page(
-        "kvedit bench executor", [], [table("Executors", note, heads, rows), *plots.ratios(shapes)], config
+        "kvedit bench executor", [], [Table("Executors", note, heads, rows), *plots.ratios(shapes)], config
     )
 
 
@@ -220,7 +228,7 @@ def _middle(times: Record, name: str) -> float | None:
 def _times(ratio: Record | None) -> str:
     if ratio is None:
         return NONE
-    return f"{small(ratio['median'])} ×<small>[{small(ratio['min'])}, {small(ratio['max'])}]</small>"
+    return f"{small(ratio['median'])} ×" + span(small(ratio["min"]), small(ratio["max"]))
 
 
 def numerics_html(config: Record, records: Sequence[Record], summary: Record) -> str:
@@ -228,7 +236,7 @@ def numerics_html(config: Record, records: Sequence[Record], summary: Record) ->
     heads = ["path", "cases", "largest logit gap", "argmax differs", "answers differ", "first difference"]
     rows = [
         [
-            escape(path["name"]),
+            path["name"],
             str(path["cases"]),
             f"{path['logit_max']:.2e}",
             percent(path["argmax_disagreement"]),
@@ -238,17 +246,17 @@ def numerics_html(config: Record, records: Sequence[Record], summary: Record) ->
         for path in summary["paths"]
     ]
     note = "The same replay along other execution paths, against the first path (Appendix E)."
-    return page("kvedit bench numerics", [], [table("Paths", note, heads, rows)], config)
+    return page("kvedit bench numerics", [], [Table("Paths", note, heads, rows)], config)
 
 
 def evidence_html(config: Record, records: Sequence[Record], summary: Record) -> str:
     """Return the report of the evidence bench."""
     sets: dict[str, Record] = summary["datasets"]
     arms = list(dict.fromkeys(arm for part in sets.values() for arm in part["arms"]))
-    rows = [[escape(arm), *(_share(part["arms"].get(arm)) for part in sets.values())] for arm in arms]
+    rows = [[arm, *(_share(part["arms"].get(arm)) for part in sets.values())] for arm in arms]
     note = "Mean share of the bought rows that lie in a supporting passage, with 95 % intervals."
     heads = ["arm", *(f"{name} ({part['cases']})" for name, part in sets.items())]
-    return page("kvedit bench evidence", [], [table("Evidence", note, heads, rows)], config)
+    return page("kvedit bench evidence", [], [Table("Evidence", note, heads, rows)], config)
 
 
 def _share(estimate: Record | None) -> str:

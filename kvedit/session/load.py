@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from kvedit.cache.memory import check_memory, trim
 from kvedit.cache.rows import MISSING, RowTable
@@ -122,6 +122,7 @@ def _prefill_document(
             prefill_tokens_per_s=len(ids) / timings.seconds("prefill"),
             journal=JournalRecord("", 0, ""),
             revision=0,
+            undone=(),
         )
         _begin(store, manifest, document, rows, "load")
     except BaseException:

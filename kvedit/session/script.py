@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from kvedit.store.files import damaged
-from kvedit.store.records import Entry, Manifest, changed
-from kvedit.text.document import Document, Edit, Source
+from kvedit.store.records import Entry, Manifest
+from kvedit.text.document import Document, Edit, Source, changed
 from kvedit.text.edits import escape
 
 _VERBATIM = ("delete", "move", "ask", "heal", "forget")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from kvedit.cache.rows import RowTable
 from kvedit.errors import ModelError, SessionError, UsageError
@@ -334,7 +335,7 @@ class State:
             raise
 
     def _publish(self, number: int, undone: tuple[int, ...]) -> None:
-        manifest = replace(self.manifest, revision=number, undone=undone, journal=self.journal.record)
+        manifest = structs.replace(self.manifest, revision=number, undone=undone, journal=self.journal.record)
         self.store.write_manifest(manifest)
         self.manifest = manifest
 

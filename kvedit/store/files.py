@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import mmap
 import os
 import secrets
 import stat
@@ -193,6 +192,14 @@ def kind_of(path: Path) -> str:
     return "a device or a socket"
 
 
+def size_of(path: Path) -> int:
+    """Return the bytes of what is at a path itself, not of where a link leads; 0 for nothing."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
 def damaged(what: str, how: str) -> SessionError:
     """Make the error for a session whose files are not as they were written."""
     return SessionError(
@@ -201,7 +208,7 @@ def damaged(what: str, how: str) -> SessionError:
     )
 
 
-def digest(*data: bytes | memoryview | mmap.mmap) -> str:
+def digest(*data: bytes | memoryview) -> str:
     """SHA-256 of `data`, part after part; the first half, which names a file by its content."""
     found = hashlib.sha256()
     for part in data:

@@ -1,84 +1,111 @@
-"""What a segment's header says, checked against the file before any memory is taken. No torch.
+"""The header of a safetensors file, checked against the file before any memory is taken. No torch.
 
-A segment is a safetensors file: eight bytes with the length of the header, the header as JSON, and the
-tensors one after the other.
+Such a file is eight bytes with the length of the header, the header as JSON, and the tensors one after
+the other. A session's segments and a checkpoint's weights are both read through this module.
 """
 
 from __future__ import annotations
 
-import struct
+import os
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Annotated, BinaryIO
+
+from msgspec import Meta, Struct
 
 from kvedit.store import checks
+from kvedit.store.checks import Count
 
 FORMAT = {"format": "kvedit-segment-1"}
-_SIZES = {"F32": 4, "BF16": 2, "F16": 2}
-_PARTS = ("dtype", "shape", "data_offsets")
-_HEADER_BYTES = 4096  # ours takes some 300
-HEADER_BYTES = 8 + _HEADER_BYTES
-"""How many bytes of a file `parse_header` wants."""
-_MOST_BYTES = 1 << 48
+HEADER_BYTES = 8 + 4096
+"""How many bytes of a segment `parse_header` needs; its own header takes some 300."""
+_MOST_BYTES = 100_000_000  # of a checkpoint's header; the library's limit, too
+_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2}
+_BYTES |= {"BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8}
+_Offset = Annotated[int, Meta(ge=0, le=1 << 48)]
+
+
+class Part(Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor: its dtype as the format calls it, its shape, and where its bytes begin and end."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+    data_offsets: tuple[_Offset, _Offset]
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The sizes of a segment.
+    """What stands before the tensors of a file.
 
     Attributes:
-        shape: L, H, N and D of its keys, and of its values.
-        dtype: Of both: `F32`, `BF16` or `F16`.
+        size_bytes: Where the tensors begin.
+        metadata: Words that say what the file is.
+        tensors: By name.
     """
 
-    shape: tuple[int, int, int, int]
-    dtype: str
+    size_bytes: int
+    metadata: dict[str, str]
+    tensors: dict[str, Part]
+
+
+def read_bytes(file: BinaryIO) -> bytes:
+    """Read the header of an open file unchecked, with its length; raises `OSError` where that fails."""
+    file.seek(0)
+    start = file.read(8)
+    most = min(_MOST_BYTES, os.fstat(file.fileno()).st_size)  # it takes the memory before it reads
+    return start + file.read(min(int.from_bytes(start, "little"), most))
+
+
+def read_header(file: BinaryIO) -> Header:
+    """Read and check the header of an open file.
+
+    Raises:
+        ValueError: It is none, or says other sizes than the file has.
+        OSError: It cannot be read.
+    """
+    return _parse(read_bytes(file), os.fstat(file.fileno()).st_size, "utf-8")
 
 
 def parse_header(start: bytes, size_bytes: int) -> Header:
-    """Read a header.
+    """Read the header of a segment.
 
     Args:
-        start: The first bytes of the file: 4,104 of them, or all there are.
+        start: The first bytes of the file: `HEADER_BYTES` of them, or all there are.
         size_bytes: Of the whole file.
 
     Raises:
         ValueError: It is none of a segment, or says other sizes than the file has.
     """
+    header = _parse(start[:HEADER_BYTES], size_bytes, "ascii")
+    if header.metadata != FORMAT or header.tensors.keys() != {"keys", "values", "ids"}:
+        raise ValueError("not a segment")
+    keys, values, ids = (header.tensors[name] for name in ("keys", "values", "ids"))
+    if keys.dtype not in ("F32", "BF16", "F16") or len(keys.shape) != 4 or 0 in keys.shape:
+        raise ValueError("other keys than a segment has")
+    if (values.dtype, values.shape, ids.dtype, ids.shape) != (keys.dtype, keys.shape, "I32", keys.shape[2:3]):
+        raise ValueError("another dtype or shape than the keys")
+    if any((header.size_bytes + part.data_offsets[0]) % _BYTES[part.dtype] for part in (keys, values, ids)):
+        raise ValueError("no tensor can be mapped there")
+    return header
+
+
+def _parse(start: bytes, size_bytes: int, encoding: str) -> Header:
+    """Read a header whose tensors take all bytes of the file after it, each those of its shape."""
     if len(start) < 8:
         raise ValueError("no length")
-    (length,) = struct.unpack("<Q", start[:8])
-    if length > min(_HEADER_BYTES, len(start) - 8):
-        raise ValueError("too long")
-    fields = checks.load_json(start[8 : 8 + length])
-    checks.mapping(fields, ("__metadata__", "keys", "values", "ids"))
-    if checks.mapping(fields["__metadata__"], FORMAT) != FORMAT:
-        raise ValueError("another format")
-    dtype = checks.one_of(checks.mapping(fields["keys"], _PARTS)["dtype"], _SIZES)
-    shape = [checks.count(each, least=1) for each in checks.items(fields["keys"]["shape"], 4)]
-    taken = [
-        _span(fields["keys"], dtype, shape, _SIZES[dtype]),
-        _span(fields["values"], dtype, shape, _SIZES[dtype]),
-        _span(fields["ids"], "I32", shape[2:3], 4),
-    ]
-    if any(
-        (8 + length + start) % size
-        for (start, _), size in zip(taken, (_SIZES[dtype],) * 2 + (4,), strict=True)
-    ):
-        raise ValueError("no tensor can be mapped there")
-    ends = [0, *(stop for _, stop in sorted(taken))]
-    if sorted(start for start, _ in taken) != ends[:-1] or 8 + length + ends[-1] != size_bytes:
+    stop = 8 + int.from_bytes(start[:8], "little")
+    if stop > len(start):
+        raise ValueError("the header is too long")
+    fields = checks.load_json(start[8:stop], encoding)
+    metadata = checks.record(fields.pop("__metadata__", None) or {}, dict[str, str])
+    tensors = checks.record(fields, dict[str, Part])
+    end = 0
+    for part in sorted(tensors.values(), key=lambda part: part.data_offsets):
+        first, last = part.data_offsets
+        size = prod(part.shape) * _BYTES[part.dtype] if part.dtype in _BYTES else last - first
+        if first != end or last - first != size or size < 0:
+            raise ValueError("other bytes than the shape takes")
+        end = last
+    if stop + end != size_bytes:
         raise ValueError("other sizes than the file has")
-    layers, heads, rows, width = shape
-    return Header((layers, heads, rows, width), dtype)
-
-
-def _span(value: Any, dtype: str, shape: list[int], size: int) -> tuple[int, int]:
-    """Check one tensor's entry; give its bytes, counted after the header."""
-    fields = checks.mapping(value, _PARTS)
-    if fields["dtype"] != dtype or fields["shape"] != shape:
-        raise ValueError("another dtype or shape")
-    start, stop = checks.items(fields["data_offsets"], 2)
-    if checks.count(stop, _MOST_BYTES) - checks.count(start, _MOST_BYTES) != prod(shape) * size:
-        raise ValueError("other bytes than its shape takes")
-    return start, stop
+    return Header(stop, metadata, tensors)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+
+from msgspec import UNSET
 
 from kvedit.errors import KveditError
 from kvedit.store import files
@@ -18,6 +19,7 @@ from kvedit.store.records import (
     JOURNAL_BYTES,
     Entry,
     JournalRecord,
+    Line,
     Revision,
     dump_revision,
     parse_entry,
@@ -64,26 +66,27 @@ class Journal:
 
     def entry(self, number: int) -> Entry:
         """Give what the log says of a revision; raises `SessionError` when it cannot be understood."""
-        return parse_entry(self._fields(number))
+        return parse_entry(self._line(number))
 
     def revision(self, number: int) -> Revision:
         """Read a revision; raises `SessionError` when it cannot be understood."""
-        lines: list[dict[str, Any]] = []
+        lines: list[Line] = []
         sizes: list[int] = []
         at = number
         while not (self._known and at == self._known.entry.number):
-            lines.append(self._fields(at))
+            lines.append(self._line(at))
             sizes.append(len(self._lines[at]))
-            if "text" in lines[-1]:
+            if lines[-1].text is not UNSET:
                 # No writer lets one read more than this; see `append`.
                 if sum(sizes[1:-1]) > max(sizes[-1], _LEAST_BYTES):
                     raise damaged(f"revision {number}", "is too far from a whole line")
                 break
-            at = lines[-1]["parent"]
+            assert lines[-1].parent is not None
+            at = lines[-1].parent
         found = self._known
         try:
-            for fields in reversed(lines):
-                found = parse_revision(fields, None if "text" in fields else found)
+            for line in reversed(lines):
+                found = parse_revision(line, found)
         except ValueError:
             raise damaged(f"revision {number}", "does not fit the one before it") from None
         assert found is not None
@@ -115,10 +118,10 @@ class Journal:
 
     def segments(self) -> set[str]:
         """Names of all segments that any revision points into; raises as `entry` does."""
-        found = {piece[0] for number in range(len(self)) for piece in self._fields(number)["rows"][1]}
+        found = {run[0] for number in range(len(self)) for run in self._line(number).rows[1]}
         return {name for name in found if name is not None}
 
-    def _fields(self, number: int) -> dict[str, Any]:
+    def _line(self, number: int) -> Line:
         try:
             if not 0 <= number < len(self._lines):
                 raise ValueError("no such line")
@@ -130,11 +133,12 @@ class Journal:
         """Whether the lines from the last whole one to this one have become longer than that one."""
         length = 0
         while True:
-            fields, size = self._fields(number), len(self._lines[number])
-            if "text" in fields:
+            line, size = self._line(number), len(self._lines[number])
+            if line.text is not UNSET:
                 return length > max(size, _LEAST_BYTES)
+            assert line.parent is not None
             length += size
-            number = fields["parent"]
+            number = line.parent
 
 
 def _read(path: Path, size_bytes: int) -> bytes:

@@ -5,22 +5,31 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
 from filelock import FileLock, Timeout
+from msgspec import Struct, to_builtins
 
 from kvedit.errors import KveditError, LockedError, SessionError
-from kvedit.store.checks import count, form, load_json
+from kvedit.store.checks import Count, form, load_json, record
 from kvedit.store.files import check_plain, read_file, replace_file, writing
 
 _HOLDER = "holder.json"
 _MOST_BYTES = 1000
-_WORD = re.compile(r"[0-9A-Za-z:.\-]{1,40}")  # it is printed, and may be a stranger's
+_Word = Annotated[str, form(r"[0-9A-Za-z:.\-]{1,40}")]  # it is printed, and may be a stranger's
 # What `flock` says where there are no locks, as on some network file systems.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+class _Holder(Struct, frozen=True, forbid_unknown_fields=True):
+    """Who holds the lock: the process, its command, and when that began."""
+
+    pid: Count
+    command: _Word
+    since: _Word
 
 
 @contextmanager
@@ -58,16 +67,16 @@ def write_lock(folder: Path, command: str, since: str) -> Iterator[None]:
                 "Set KVEDIT_HOME to a folder on a local disk.",
             ) from None
     try:
-        _write_holder(folder / _HOLDER, {"pid": os.getpid(), "command": command, "since": since})
+        _write_holder(folder / _HOLDER, _Holder(os.getpid(), command, since))
         yield
     finally:
         lock.release()
 
 
-def _write_holder(path: Path, holder: dict[str, int | str]) -> None:
+def _write_holder(path: Path, holder: _Holder) -> None:
     """Say who holds the lock. Nothing depends on it, so a full disk does not keep one from `remove`."""
     try:
-        replace_file(path, json.dumps(holder).encode())
+        replace_file(path, json.dumps(to_builtins(holder)).encode())
     except KveditError:
         with suppress(OSError):
             path.unlink(missing_ok=True)  # it would name somebody else
@@ -75,8 +84,7 @@ def _write_holder(path: Path, holder: dict[str, int | str]) -> None:
 
 def _read_holder(folder: Path) -> str:
     try:
-        holder = load_json(read_file(folder / _HOLDER, _HOLDER, _MOST_BYTES))
-        command, since = form(holder["command"], _WORD), form(holder["since"], _WORD)
-        return f"process {count(holder['pid'])} (kvedit {command}, since {since})"
-    except (SessionError, ValueError, KeyError):
+        holder = record(load_json(read_file(folder / _HOLDER, _HOLDER, _MOST_BYTES)), _Holder)
+        return f"process {holder.pid} (kvedit {holder.command}, since {holder.since})"
+    except (SessionError, ValueError):
         return "another process"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, to_builtins
 
 from kvedit.cache.rows import Piece
 from kvedit.errors import SessionError
 from kvedit.names import DEVICE_NAMES, DTYPES
 from kvedit.store import checks
+from kvedit.store.checks import Count, FilePath, Fingerprint, Name, Positive, T, Text, Time, form
 from kvedit.store.files import digest
-from kvedit.text.document import Edit
+from kvedit.text.document import Edit, changed
 
 FORMAT = 2
 JOURNAL_BYTES = 1 << 30
@@ -20,9 +23,11 @@ JOURNAL_BYTES = 1 << 30
 PARTS = ("config", "weights", "tokenizer", "chat_template")
 LATER_PARTS = ("tensor_samples",)  # sessions of kvedit 0.2 lack them
 
+Run = tuple[str | None, Count, Positive, Literal[0, 1]]
+"""Segment, start, length and whether refreshed, of a `Piece`."""
 
-@dataclass(frozen=True, slots=True)
-class ModelRecord:
+
+class ModelRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """The model that computed the rows.
 
     Attributes:
@@ -33,20 +38,19 @@ class ModelRecord:
         parts: Fingerprint, by the name of the part.
     """
 
-    name: str
-    directory: str
-    dtype: str
-    device: str
-    context_length: int
-    parts: dict[str, str]
+    name: FilePath
+    directory: FilePath
+    dtype: Annotated[str, form("|".join(DTYPES))]
+    device: Annotated[str, form("|".join(DEVICE_NAMES))]
+    context_length: Positive
+    parts: dict[str, Fingerprint]
 
     def differs_from(self, parts: Mapping[str, str]) -> str | None:
         """Name the first part that is recorded and is another in a model; `None` if it is this one."""
         return next((name for name, kept in self.parts.items() if parts.get(name) != kept), None)
 
 
-@dataclass(frozen=True, slots=True)
-class JournalRecord:
+class JournalRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """How much of which journal is the session's.
 
     Attributes:
@@ -55,18 +59,17 @@ class JournalRecord:
         digest: Of those bytes.
     """
 
-    name: str
-    size_bytes: int
-    digest: str
+    name: checks.JournalName
+    size_bytes: Annotated[int, Meta(ge=1, le=JOURNAL_BYTES)]
+    digest: Name
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """The one small file that is replaced: `session.json`.
 
     Attributes:
         created: When the document was loaded.
-        used: When it was loaded or chosen; the latest one is the current session.
+        used: When it was loaded or chosen; the latest one is the current session. Empty for a copy.
         source: Path of the document, or `-`.
         encoding: How its bytes were read.
         bom: Whether they began with a byte order mark.
@@ -80,22 +83,22 @@ class Manifest:
         undone: Numbers of the edits that `redo` makes again, the next one last.
     """
 
-    created: str
+    created: Time
     used: str
-    source: str
-    encoding: str
+    source: FilePath
+    encoding: checks.Encoding
     bom: bool
-    system: str | None
+    system: Text | None
     model: ModelRecord
-    tokenizer: str
-    head_ids: tuple[int, ...]
-    before_question: str
-    after_question: str
-    before_next: str
-    prefill_tokens_per_s: float
+    tokenizer: Name
+    head_ids: tuple[Count, ...]
+    before_question: Text
+    after_question: Text
+    before_next: Text
+    prefill_tokens_per_s: checks.Speed
     journal: JournalRecord
-    revision: int
-    undone: tuple[int, ...] = ()
+    revision: Count
+    undone: tuple[Count, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +149,34 @@ class Revision:
     turns: tuple[int, ...] = ()
 
 
+class Line(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A line of the journal: an `Entry`, and how the revision differs from its parent.
+
+    Attributes:
+        text: The document, on a line that says all of a revision.
+        rows, turns: Elements shared with the parent's at the start, those between, shared at the end.
+    """
+
+    number: Count
+    parent: Count | None
+    state: Count
+    created: Time
+    command: Text
+    edits: Count
+    changes: tuple[tuple[Count, Count, Text], ...]
+    lines: Count
+    tokens: Count
+    stale: Count
+    missing: Count
+    frontier: Count
+    text: Text | UnsetType = UNSET
+    rows: tuple[Count, tuple[Run, ...], Count]
+    turns: tuple[Count, tuple[Count, ...], Count]
+
+
 def dump_manifest(manifest: Manifest) -> bytes:
     """Write a manifest as JSON, with a checksum of its own."""
-    fields = {"format": FORMAT, **asdict(manifest)}
+    fields = {"format": FORMAT, **to_builtins(manifest)}
     fields["checksum"] = _checksum(fields)
     return json.dumps(fields).encode()
 
@@ -163,28 +191,17 @@ def parse_manifest(data: bytes) -> Manifest:
     fields = checks.load_json(data)
     found = fields.pop("format", None)
     if found != FORMAT:
-        raise _another_format(checks.count(found))
+        raise _another_format(checks.record(found, Count))
     if fields.pop("checksum", None) != _checksum({"format": FORMAT, **fields}):
         raise ValueError("the checksum differs")
-    checks.mapping(fields, Manifest.__slots__)
-    for name in ("before_question", "after_question", "before_next"):
-        checks.text(fields[name])
-    if fields["system"] is not None:
-        checks.text(fields["system"])
-    checks.moment(fields["created"])
-    if fields["used"] != "":
-        checks.moment(fields["used"])
-    checks.path(fields["source"])
-    checks.encoding(fields["encoding"])
-    checks.flag(fields["bom"])
-    checks.form(fields["tokenizer"], checks.NAME)
-    checks.speed(fields["prefill_tokens_per_s"])
-    checks.count(fields["revision"])
-    for name in ("head_ids", "undone"):
-        fields[name] = tuple(checks.count(number) for number in checks.items(fields[name]))
-    fields["model"] = _parse_model(fields["model"])
-    fields["journal"] = _parse_journal(fields["journal"])
-    return Manifest(**fields)
+    manifest = checks.record(fields, Manifest)
+    checks.check_moment(manifest.created)
+    if manifest.used:
+        checks.check_moment(checks.record(manifest.used, Time))
+    checks.check_encoding(manifest.encoding)
+    if not {*PARTS} <= manifest.model.parts.keys() <= {*PARTS, *LATER_PARTS}:
+        raise ValueError("other parts of a model")
+    return manifest
 
 
 def _another_format(found: int) -> SessionError:
@@ -195,131 +212,78 @@ def _another_format(found: int) -> SessionError:
     )
 
 
-def _parse_model(value: Any) -> ModelRecord:
-    fields = checks.mapping(value, ModelRecord.__slots__)
-    checks.path(fields["name"])
-    checks.path(fields["directory"])
-    checks.one_of(fields["dtype"], DTYPES)
-    checks.one_of(fields["device"], DEVICE_NAMES)
-    checks.count(fields["context_length"], least=1)
-    parts = fields["parts"]
-    later = [name for name in LATER_PARTS if isinstance(parts, dict) and name in parts]
-    for fingerprint in checks.mapping(parts, (*PARTS, *later)).values():
-        checks.form(fingerprint, checks.FINGERPRINT)
-    return ModelRecord(**fields)
-
-
-def _parse_journal(value: Any) -> JournalRecord:
-    fields = checks.mapping(value, JournalRecord.__slots__)
-    checks.form(fields["name"], checks.JOURNAL)
-    checks.count(fields["size_bytes"], JOURNAL_BYTES, least=1)
-    checks.form(fields["digest"], checks.NAME)
-    return JournalRecord(**fields)
-
-
 def dump_revision(revision: Revision, parent: Revision | None) -> bytes:
     """Write a revision as one line of JSON: what differs from its parent, or all of it.
 
     Of the rows and of the conversation, what both share at their two ends is left out; the text
     is that of the parent with the entry's changes.
     """
-    entry = asdict(revision.entry)
-    entry["changes"] = [[edit.start, edit.stop, edit.text] for edit in revision.entry.changes]
+    fields = asdict(revision.entry)
+    fields["changes"] = [[edit.start, edit.stop, edit.text] for edit in revision.entry.changes]
     if parent is None:
-        entry["text"] = revision.text
+        fields["text"] = revision.text
     rows, turns = (parent.rows, parent.turns) if parent else ((), ())
-    entry["rows"] = _cut(rows, revision.rows)
-    entry["rows"][1] = [[p.segment, p.start, p.length, int(p.refreshed)] for p in entry["rows"][1]]
-    entry["turns"] = _cut(turns, revision.turns)
-    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+    head, pieces, tail = _cut(rows, revision.rows)
+    fields["rows"] = head, [[p.segment, p.start, p.length, int(p.refreshed)] for p in pieces], tail
+    fields["turns"] = _cut(turns, revision.turns)
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
-def parse_line(data: bytes, number: int) -> dict[str, Any]:
+def parse_line(data: bytes, number: int) -> Line:
     """Read line `number` of a journal, and check all of it but what its parent says.
 
     Raises:
         ValueError: Damaged, or made so that it would do harm.
     """
-    fields = checks.load_json(data)
-    whole = "text" in fields
-    checks.mapping(fields, (*Entry.__slots__, "rows", "turns", *(["text"] if whole else [])))
-    for name in ("number", "edits", "lines", "tokens", "stale", "missing", "frontier"):
-        checks.count(fields[name])
-    checks.count(fields["state"], number)
-    if fields["number"] != number:
+    line = checks.record(checks.load_json(data), Line)
+    checks.check_moment(line.created)
+    first = number == 0 and line.parent is None
+    if line.number != number or line.state > number or not (first or line.parent in range(number)):
         raise ValueError("out of order")
-    if number or fields["parent"] is not None:
-        checks.count(fields["parent"], number - 1)
-    elif not whole:
-        raise ValueError("no text and no parent")
-    checks.moment(fields["created"])
-    checks.text(fields["command"])
-    if whole:
-        checks.text(fields["text"])
-    for change in checks.items(fields["changes"]):
-        checks.text(checks.items(change, 3)[2])
-        checks.count(change[0], checks.count(change[1]))
-    for name, check in (("rows", _check_piece), ("turns", checks.count)):
-        head, middle, tail = checks.items(fields[name], 3)
-        checks.count(head, 0 if whole else checks.LARGEST)
-        checks.count(tail, 0 if whole else checks.LARGEST)
-        for each in checks.items(middle):
-            check(each)
-    return fields
+    whole = line.text is not UNSET
+    if (first and not whole) or (whole and any((*line.rows[::2], *line.turns[::2]))):
+        raise ValueError("nothing to share with")
+    if any(start > stop for start, stop, _ in line.changes):
+        raise ValueError("a change that ends before it starts")
+    if any(start or refreshed for name, start, _, refreshed in line.rows[1] if name is None):
+        raise ValueError("a place of missing rows")
+    checks.record([*{run[0] for run in line.rows[1]}], list[Name | None])  # once each: patterns take time
+    return line
 
 
-def _check_piece(value: Any) -> None:
-    name, start, length, refreshed = checks.items(value, 4)
-    missing = name is None
-    if not missing:
-        checks.form(name, checks.NAME)
-    checks.count(start, 0 if missing else checks.LARGEST)
-    checks.count(length, least=1)
-    checks.count(refreshed, 0 if missing else 1)
+def parse_entry(line: Line) -> Entry:
+    """Return what a line says of its revision."""
+    fields = {name: getattr(line, name) for name in Entry.__slots__}
+    return Entry(**{**fields, "changes": tuple(Edit(*change) for change in line.changes)})
 
 
-def parse_entry(fields: dict[str, Any]) -> Entry:
-    """Give what a line says of its revision."""
-    changes = tuple(Edit(start, stop, text) for start, stop, text in fields["changes"])
-    return Entry(**{**{name: fields[name] for name in Entry.__slots__}, "changes": changes})
-
-
-def parse_revision(fields: dict[str, Any], parent: Revision | None) -> Revision:
-    """Give the revision of a line, with that of its parent unless it is whole.
+def parse_revision(line: Line, parent: Revision | None) -> Revision:
+    """Return the revision of a line, with that of its parent unless it is whole.
 
     Raises:
         ValueError: It does not fit its parent.
     """
-    entry = parse_entry(fields)
-    text = fields["text"] if parent is None else changed(parent.text, entry.changes)
-    pieces = tuple(Piece(name, start, length, bool(flag)) for name, start, length, flag in fields["rows"][1])
-    rows, turns = (parent.rows, parent.turns) if parent else ((), ())
-    return Revision(entry, text, _joined(rows, fields["rows"], pieces), _joined(turns, fields["turns"]))
+    entry = parse_entry(line)
+    if line.text is not UNSET:
+        before, text = None, line.text
+    elif parent:
+        before, text = parent, changed(parent.text, entry.changes)
+    else:
+        raise ValueError("no parent")
+    rows, turns = (before.rows, before.turns) if before else ((), ())
+    head, runs, tail = line.rows
+    pieces = tuple(Piece(name, start, length, bool(flag)) for name, start, length, flag in runs)
+    return Revision(entry, text, _joined(rows, head, pieces, tail), _joined(turns, *line.turns))
 
 
-def changed(text: str, changes: Sequence[Edit]) -> str:
-    """Give a text after changes; raises `ValueError` where they are not sorted and disjoint spans of it."""
-    kept: list[str] = []
-    position = 0
-    for edit in changes:
-        if not position <= edit.start <= edit.stop <= len(text):
-            raise ValueError("changes that do not fit the text")
-        kept += [text[position : edit.start], edit.text]
-        position = edit.stop
-    return "".join([*kept, text[position:]])
-
-
-def _joined(
-    before: tuple[Any, ...], spliced: list[Any], middle: tuple[Any, ...] | None = None
-) -> tuple[Any, ...]:
+def _joined(before: tuple[T, ...], head: int, middle: tuple[T, ...], tail: int) -> tuple[T, ...]:
     """Undo `_cut`; raises `ValueError` where the two ends would be more than there is."""
-    head, own, tail = spliced
     if head + tail > len(before):
         raise ValueError("more than the parent has")
-    return (*before[:head], *(own if middle is None else middle), *before[len(before) - tail :])
+    return (*before[:head], *middle, *before[len(before) - tail :])
 
 
-def _cut(before: tuple[Any, ...], after: tuple[Any, ...]) -> list[Any]:
+def _cut(before: tuple[T, ...], after: tuple[T, ...]) -> tuple[int, tuple[T, ...], int]:
     """Say how `after` differs: elements shared at the start, those between, shared at the end."""
     shorter = min(len(before), len(after))
     head = 0
@@ -328,7 +292,7 @@ def _cut(before: tuple[Any, ...], after: tuple[Any, ...]) -> list[Any]:
     tail = 0
     while tail < shorter - head and before[-1 - tail] == after[-1 - tail]:
         tail += 1
-    return [head, list(after[head : len(after) - tail]), tail]
+    return head, after[head : len(after) - tail], tail
 
 
 def _checksum(fields: dict[str, Any]) -> str:

@@ -7,9 +7,8 @@ damage, and guards against nobody who means harm. kvedit 0.2 named them by SHA-2
 from __future__ import annotations
 
 import json
-import mmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from kvedit.cache.kv import States
 from kvedit.errors import SessionError
-from kvedit.store import tensorfile as mapped
+from kvedit.store import tensorfile
 from kvedit.store.files import LARGEST, damaged, digest, opened, reading, replace_file
 from kvedit.store.header import FORMAT, HEADER_BYTES, parse_header
 
@@ -44,13 +43,13 @@ def write_segment(folder: Path, states: States, ids: npt.NDArray[np.int64]) -> s
     start = 0
     for name, tensor in tensors.items():
         stop = start + tensor.nbytes
-        dtype = mapped.NAMES[tensor.dtype]
+        dtype = tensorfile.NAMES[tensor.dtype]
         header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     data: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
-    data += [tensor.view(-1).view(torch.uint8).numpy().data for tensor in tensors.values()]
+    data += map(_bytes, tensors.values())
     digested = _checksum(*data)
     path = folder / f"{digested}{SUFFIX}"
     # One that is there may be mapped, and Windows lets nobody replace it; it is the same anyway.
@@ -67,18 +66,22 @@ def read_segment(folder: Path, name: str) -> dict[str, Tensor]:
             a segment.
     """
     what, path = f"segment {name}", folder / f"{name}{SUFFIX}"
-    with opened(path, what, LARGEST) as file, reading(path, what), _mapped(file) as data:
-        intact, start, size = _is_named(data, name), data[:HEADER_BYTES], len(data)
-    if not intact:
+    with opened(path, what, LARGEST) as file, reading(path, what):
+        data = tensorfile.map_file(file)
+    if not _is_named(data, name):
         raise damaged(what, "does not match its checksum")
     try:
-        parse_header(start, size)
+        header = parse_header(_bytes(data[:HEADER_BYTES]).tobytes(), len(data))
     except ValueError:
         raise damaged(what, "cannot be understood") from None
-    return mapped.tensors(path)
+    return tensorfile.tensors(data, header)
 
 
-def _checksum(*data: bytes | memoryview | mmap.mmap) -> str:
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def _checksum(*data: bytes | memoryview) -> str:
     """XXH3 of `data`, part after part, 128 bits of it."""
     found = xxhash.xxh3_128()
     for part in data:
@@ -86,17 +89,16 @@ def _checksum(*data: bytes | memoryview | mmap.mmap) -> str:
     return found.hexdigest()
 
 
-def _is_named(data: mmap.mmap, name: str) -> bool:
-    return _checksum(data) == name or digest(data) == name
-
-
-def _mapped(file: BinaryIO) -> mmap.mmap:
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+def _is_named(data: Tensor, name: str) -> bool:
+    """Whether a mapped file's name is that of its bytes, which are let go of once they are read."""
+    named = _checksum(_bytes(data)) == name or digest(_bytes(data)) == name
+    tensorfile.release(data)
+    return named
 
 
 def _is_intact(path: Path, name: str) -> bool:
     try:
-        with opened(path, "", LARGEST) as file, reading(path, ""), _mapped(file) as data:
-            return _is_named(data, name)
+        with opened(path, "", LARGEST) as file, reading(path, ""):
+            return _is_named(tensorfile.map_file(file), name)
     except SessionError:
         return False

@@ -2,7 +2,7 @@
 
 `session.json` is replaced, the journal grows, and all other files are immutable and named by
 their content. A writer adds to them and then replaces `session.json`; killed at any instant, the
-session is the old one or the new one. The only room that reads or writes session files. Loads
+session is the old one or the new one. The only package that reads or writes session files. Loads
 no torch until a segment is touched.
 """
 
@@ -12,32 +12,25 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from kvedit.errors import KveditError, SessionError
 from kvedit.store import checks, files
 from kvedit.store.journal import Journal
 from kvedit.store.lock import write_lock
-from kvedit.store.records import (
-    Manifest,
-    Revision,
-    dump_manifest,
-    parse_manifest,
-)
+from kvedit.store.records import Manifest, Revision, dump_manifest, parse_manifest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvedit.cache.kv import States
 
-
 _KINDS = {"tokenizers": "json", "segments": "safetensors"}
-_NAME = re.compile(r"[\w][\w.\-]{0,63}")
 _LEFT_OVER = re.compile(r".+\.[0-9]+\.[0-9a-f]+" + re.escape(files.TEMPORARY))
 _MANIFEST_BYTES = 1 << 22
 _TOKENIZER_BYTES = 1 << 27
@@ -190,7 +183,7 @@ class Store:
 
     def size_bytes(self) -> int:
         """Bytes that the session takes on disk."""
-        return sum(map(_size, self._files()))
+        return sum(map(files.size_of, self._files()))
 
     def sweep(self, manifest: Manifest | None, journal: Journal | None) -> int:
         """Remove every file that no revision of the journal reaches; all of them without one.
@@ -215,7 +208,7 @@ class Store:
         freed = 0
         for path in self._files():
             if path not in kept:
-                size = _size(path)
+                size = files.size_of(path)
                 with files.writing(path):
                     _discard(path)
                 freed += size
@@ -281,13 +274,6 @@ def _names(folder: Path) -> list[str]:
         return sorted(os.listdir(folder)) if files.kind_of(folder) == "a folder" else []
     except OSError:
         return []
-
-
-def _size(path: Path) -> int:
-    try:
-        return os.lstat(path).st_size
-    except OSError:
-        return 0
 
 
 def _discard(path: Path) -> None:

@@ -203,12 +203,19 @@ class Document:
 
     def apply(self, edits: Sequence[Edit]) -> Document:
         """Return the document after `edits`: sorted, disjoint, and relative to this text."""
-        kept: list[str] = []
-        position = 0
-        for edit in edits:
-            kept += [self.text[position : edit.start], edit.text]
-            position = edit.stop
-        return Document("".join([*kept, self.text[position:]]), self.source)
+        return Document(changed(self.text, edits), self.source)
+
+
+def changed(text: str, edits: Sequence[Edit]) -> str:
+    """Return a text after `edits`; raises `ValueError` unless they are sorted, disjoint spans of it."""
+    kept: list[str] = []
+    position = 0
+    for edit in edits:
+        if not position <= edit.start <= edit.stop <= len(text):
+            raise ValueError("edits that do not fit the text")
+        kept += [text[position : edit.start], edit.text]
+        position = edit.stop
+    return "".join([*kept, text[position:]])
 
 
 def kept_spans(edits: Sequence[Edit], length: int) -> list[tuple[int, int, int]]:

@@ -20,7 +20,7 @@ from kvedit.lab import niah, qa, run, trial
 from kvedit.lab.arms import Arm
 from kvedit.lab.case import Case
 from kvedit.lab.evidence import precision, summarise_precision
-from kvedit.lab.niah import Haystack
+from kvedit.lab.haystack import Haystack, built_in
 from kvedit.lab.questions import Passage, Question
 from kvedit.lab.run import Run, describe, execute
 from kvedit.lab.staged import Staged
@@ -648,8 +648,8 @@ def test_haystacks_are_taken_in_turn(llama, hay):
 
 
 def test_the_built_in_haystack_is_the_same_each_time_and_long_enough(llama):
-    text = niah.built_in()
-    assert text == niah.built_in()
+    text = built_in()
+    assert text == built_in()
     assert len(Haystack(text, llama.tokenizer).sentences) > 3000
     assert not re.search(r"\d", text)
 

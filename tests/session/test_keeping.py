@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 from rigs.reference import contents
 
 from kvedit.cache.kv import States
@@ -85,7 +86,7 @@ def test_a_copy_shares_the_segments_and_has_a_journal_of_its_own(store):
     assert ours.pop("session.json") != other.pop("session.json")  # when it was used
     assert ours == other
     manifest = target(store).read_manifest()
-    assert replace(manifest, used=store.read_manifest().used) == store.read_manifest()
+    assert structs.replace(manifest, used=store.read_manifest().used) == store.read_manifest()
     assert findings(target(store)) == []
 
 

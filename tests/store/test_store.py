@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rigs.reference import read_whole
 
 from kvedit.errors import KveditError, LockedError, SessionError, UsageError

@@ -227,7 +227,8 @@ def _hide(
     as_json: bool,
 ) -> None:
     """Hide needles in a haystack, and run the cases."""
-    from kvedit.lab.niah import Haystack, cases
+    from kvedit.lab.haystack import Haystack
+    from kvedit.lab.niah import cases
 
     texts = texts_of(haystack)
     opened = open_model(model, device, dtype)
@@ -322,8 +323,8 @@ def read_questions(
     files: list[str], unfit: Callable[[Question], str | None], limit: int
 ) -> tuple[list[list[Question]], dict[str, str]]:
     """Read data sets; give the questions that qualify, a list a file, and why others do not."""
+    from kvedit.lab.datasets import read
     from kvedit.lab.qa import sift
-    from kvedit.lab.questions import read
 
     found: list[list[Question]] = []
     left: dict[str, str] = {}
@@ -353,7 +354,7 @@ def numbers_of(option: str, text: str) -> list[int]:
 
 def texts_of(place: str | None) -> list[str]:
     """Read texts: one file, all files of a folder in the order of their names, or the built-in one."""
-    from kvedit.lab.niah import built_in
+    from kvedit.lab.haystack import built_in
     from kvedit.text.document import Document
 
     if place is None:
