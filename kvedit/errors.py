@@ -7,11 +7,12 @@
     |- ModelError          exit 4   the model is unavailable, or is not supported
     `- ContextError        exit 5   the text does not fit the model's context
 
-Anything else that escapes is a bug. `kvedit.cli.options` is the one place that prints them.
+Anything else that escapes is a bug. `kvedit.cli.command` is the one place that prints them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -37,6 +38,13 @@ class UsageError(KveditError):
 
     exit_code = 2
     kind = "usage"
+
+
+def check_one_of(what: str, value: str, choices: Iterable[str]) -> None:
+    """Raise `UsageError` if `value`, which is a `what`, is none of the choices."""
+    known = list(choices)
+    if value not in known:
+        raise UsageError(f"Unknown {what} '{value}'.", f"Choose one of {', '.join(known)}.")
 
 
 class SessionError(KveditError):

@@ -1,8 +1,14 @@
-"""The command line, whole: importing a room of commands adds them to the app."""
+"""The command line: every command, and the REPL without one."""
 
 from __future__ import annotations
 
-from kvedit.cli.commands import (
+from typing import Annotated
+
+import typer
+
+from kvedit import __version__
+from kvedit.cli.command import app
+from kvedit.cli.commands import (  # noqa: F401  (importing a module of commands adds them to the app)
     bench,
     doctor,
     documents,
@@ -14,18 +20,20 @@ from kvedit.cli.commands import (
     scripts,
     sessions,
 )
-from kvedit.cli.options import app
 
-__all__ = [
-    "app",
-    "bench",
-    "doctor",
-    "documents",
-    "edits",
-    "history",
-    "measure",
-    "models",
-    "questions",
-    "scripts",
-    "sessions",
-]
+__all__ = ["app"]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Without a command, open the REPL."""
+    if version:
+        typer.echo(f"kvedit {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        from kvedit.cli.repl.loop import run
+
+        run()

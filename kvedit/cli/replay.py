@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import platform
@@ -10,13 +9,13 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
 from kvedit import __version__
-from kvedit.cli import output as render
+from kvedit.cli import output
+from kvedit.cli.command import Reply
 from kvedit.cli.repl.line import is_open, run_line
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
@@ -28,14 +27,13 @@ _FORMS = (
 )
 
 
-def replay_script(script: str, *, keep_going: bool, jsonl: str | None, as_json: bool) -> int:
-    """Run a script and give its exit code: of the first command that failed, 1 for an expectation.
+def replay_script(script: str, *, keep_going: bool, jsonl: str | None) -> Reply:
+    """Run a script; its exit code is that of the first command that failed, 1 for an expectation.
 
     Args:
         script: Path, or `-`.
         keep_going: Go on after a failure.
         jsonl: File for the records.
-        as_json: Print the totals as JSON, and nothing of the single commands.
 
     Raises:
         UsageError: The script cannot be read, or OUT cannot be written.
@@ -44,15 +42,17 @@ def replay_script(script: str, *, keep_going: bool, jsonl: str | None, as_json: 
     for number, line in enumerate(lines, start=1):  # a mistake in the last line costs no prefill
         if _is_expectation(line):
             _expectation(line, number)
-    folder, warm = here.folder, here.warm
-    output = _open(here.path(jsonl)) if jsonl is not None else None
-    here.folder, here.warm = (here.path(script).parent if script != "-" else folder), True
+    before = here.folder, here.warm, here.quiet
+    records = _open(here.path(jsonl)) if jsonl is not None else None
+    here.warm, here.quiet = True, not here.streams  # with --json only the totals are printed
+    if script != "-":
+        here.folder = here.path(script).parent
     try:
-        return _Run(lines, keep_going, output, as_json).run()
+        return _Run(lines, keep_going, records).run()
     finally:
-        here.folder, here.warm = folder, warm
-        if output is not None:
-            output.close()
+        here.folder, here.warm, here.quiet = before
+        if records is not None:
+            records.close()
 
 
 def _lines(text: str) -> list[str]:
@@ -69,13 +69,13 @@ def _lines(text: str) -> list[str]:
 class _Run:
     """One run of a script."""
 
-    def __init__(self, lines: list[str], keep_going: bool, output: TextIO | None, as_json: bool) -> None:
-        self._lines, self._keep_going, self._output, self._as_json = lines, keep_going, output, as_json
+    def __init__(self, lines: list[str], keep_going: bool, records: TextIO | None) -> None:
+        self._lines, self._keep_going, self._records = lines, keep_going, records
         self._code = self._commands = self._expectations = self._failed = 0
         self._last: dict[str, Any] = {}
         self._exit = 0
 
-    def run(self) -> int:
+    def run(self) -> Reply:
         start = clock()
         for number, line in enumerate(self._lines, start=1):
             text = line.strip()
@@ -97,8 +97,7 @@ class _Run:
             "exit_code": self._code,
         }
         here.failure = None
-        here.give(totals, self._as_json, lambda: self._say_totals(totals))
-        return self._code
+        return Reply(totals, lambda: self._say_totals(totals), self._code)
 
     def _wants_exit(self, number: int) -> bool:
         """Whether an expectation right after line `number` is about its exit code."""
@@ -109,11 +108,10 @@ class _Run:
         return False
 
     def _command(self, text: str, number: int) -> int:
-        if not self._as_json:
-            render.say(f"> {text}")
+        if not here.quiet:
+            output.say(f"> {text}")
         start = clock()
-        with redirect_stdout(_Nowhere()) if self._as_json else nullcontext():
-            self._exit = run_line(text)
+        self._exit = run_line(text)
         self._commands += 1
         self._last = here.record or {}
         self._write(number, text, clock() - start)
@@ -123,22 +121,22 @@ class _Run:
         self._expectations += 1
         what, holds = _expectation(text, number)
         problem = holds(self._last, self._exit)
-        if self._output is not None:
+        if self._records is not None:
             record = {"event": "expect", "line": number, "expect": what, "held": problem is None}
-            _dump(self._output, {**record, "found": problem})
+            _dump(self._records, {**record, "found": problem})
         if problem is None:
             return 0
-        render.say(render.one_line(f"Line {number}: expected {what}, and {problem}."))
+        output.say(output.one_line(f"Line {number}: expected {what}, and {problem}."))
         return 1
 
     def _write(self, number: int, text: str, seconds: float) -> None:
-        if self._output is None:
+        if self._records is None:
             return
         session = here.held
         model = session.manifest.model if session is not None else None
         failure = here.failure
         _dump(
-            self._output,
+            self._records,
             {
                 "schema_version": 1,
                 "event": "command",
@@ -157,11 +155,11 @@ class _Run:
         )
 
     def _say_totals(self, totals: dict[str, Any]) -> None:
-        checked = render.count(totals["expectations"], "expectation")
+        checked = output.count(totals["expectations"], "expectation")
         failed = f"{totals['failed']} failed" if totals["failed"] else "all held"
-        render.say(
-            f"{render.count(totals['commands'], 'command')} and {checked} in "
-            f"{render.seconds(totals['seconds'])}; {failed}."
+        output.say(
+            f"{output.count(totals['commands'], 'command')} and {checked} in "
+            f"{output.seconds(totals['seconds'])}; {failed}."
         )
 
 
@@ -251,13 +249,6 @@ def _open(path: Path) -> TextIO:
         ) from None
 
 
-def _dump(output: TextIO, record: dict[str, Any]) -> None:
-    output.write(json.dumps(record) + "\n")
-    output.flush()
-
-
-class _Nowhere(io.TextIOWrapper):
-    """A stdout whose text nobody reads."""
-
-    def __init__(self) -> None:
-        super().__init__(io.BytesIO(), encoding="utf-8")
+def _dump(records: TextIO, record: dict[str, Any]) -> None:
+    records.write(json.dumps(record) + "\n")
+    records.flush()

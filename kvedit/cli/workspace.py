@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvedit.cli import output
+from kvedit.cli.settings import Settings
 from kvedit.errors import KveditError
 
 if TYPE_CHECKING:
     from kvedit.model.model import Model
     from kvedit.session.session import Session
     from kvedit.text.document import Document
-
-
-@dataclass(slots=True)
-class Settings:
-    """What `set` changes: the defaults of `ask`, and what the REPL does.
-
-    Attributes:
-        budget: As `--budget` has it; `None` is the default budget.
-        policy: As `--policy` has it.
-        decode_weights: As `--decode-weights` has it.
-        chat: Whether each question goes on with the conversation.
-        heal: Whether the REPL heals while it waits.
-    """
-
-    budget: str | None = None
-    policy: str = "sur-seam"
-    decode_weights: str | None = None
-    chat: bool = False
-    heal: bool = True
 
 
 @dataclass(slots=True)
@@ -43,6 +25,8 @@ class Workspace:
         settings: The defaults that hold here.
         warm: Keep session and model in memory between commands.
         as_json: Print records instead of text.
+        quiet: Print no result at all, as a replay with `--json` does for its commands.
+        streams: Whether the present command's text goes to stdout as it comes.
         folder: Where relative paths count from; the working directory if `None`.
         name: The session to use where none is named; else the current one.
         record: What the last command reported.
@@ -52,6 +36,8 @@ class Workspace:
     settings: Settings = field(default_factory=Settings)
     warm: bool = False
     as_json: bool = False
+    quiet: bool = False
+    streams: bool = True
     folder: Path | None = None
     name: str | None = None
     record: dict[str, Any] | None = None
@@ -83,8 +69,6 @@ class Workspace:
             session: Gets it.
             model: The session's model, at another place.
         """
-        from kvedit.cli import output as render
-
         if session.has_model and model is None:
             return
         self._remember_model()
@@ -92,7 +76,7 @@ class Workspace:
         if model is None and warm is not None and (warm.parts, warm.dtype_name) == (kept.parts, kept.dtype):
             session.use_model(warm)
             return
-        with render.working("Loading the model") as report:
+        with output.working("Loading the model") as report:
             session.use_model(model, report)
 
     def hold(self, session: Session) -> None:
@@ -109,16 +93,6 @@ class Workspace:
     def held(self) -> Session | None:
         """The warm session."""
         return self._session
-
-    def give(self, record: dict[str, Any], as_json: bool, show: Callable[[], None]) -> None:
-        """Report a command's result: as one JSON object, or as text for a person."""
-        from kvedit.cli import output as render
-
-        self.record = record
-        if as_json:
-            render.out_json(record)
-        else:
-            show()
 
     def document(self, file: str, encoding: str | None = None) -> Document:
         """Read a user's file, or standard input for `-`."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kvedit.errors import UsageError
+from kvedit.errors import UsageError, check_one_of
 from kvedit.names import AUTO, SUPPORTS, Support
-from kvedit.policies.registry import policy_class
+from kvedit.policies.registry import POLICIES
 from kvedit.repair.budget import Budget
 from kvedit.repair.options import Options
 
@@ -54,12 +54,10 @@ class Arm:
                 f"'{name}' is no arm.",
                 f"Write POLICY@BUDGET such as sur@2%, POLICY/SUPPORT@BUDGET, or one of {', '.join(ENDS)}.",
             )
+        if found["support"] is not None:
+            check_one_of("support", found["support"], SUPPORTS)
         support = next((name for name in SUPPORTS if name == found["support"]), None)
-        if found["support"] is not None and support is None:
-            raise UsageError(
-                f"There is no support '{found['support']}'.", f"Choose one of {', '.join(SUPPORTS)}."
-            )
-        policy_class(found["policy"])
+        check_one_of("policy", found["policy"], POLICIES)
         budget = Budget.parse(found["budget"])
         return cls(name, found["policy"], support, budget, found["copy"] is not None)
 

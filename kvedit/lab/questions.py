@@ -64,7 +64,7 @@ class Question:
 
     @property
     def deletable(self) -> list[int]:
-        """Return the indices of passages without evidence or an answer; the answers "yes" and "no" are in none."""
+        """Return the indices of passages that are not evidence and contain no answer; "yes" is in none."""
         closed = all(answer.lower() in ("yes", "no") for answer in self.answers)
         return [
             index

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvedit.cache.memory import check_memory
-from kvedit.errors import UsageError
+from kvedit.errors import UsageError, check_one_of
 from kvedit.model.network import Head, Linear, Network, Part
 from kvedit.model.packed import Packed
 from kvedit.names import DECODE_WEIGHTS
@@ -69,14 +69,6 @@ class Packed4(Packed):
         return projected if self.bias is None else projected + self.bias
 
 
-def check_kind(kind: str) -> None:
-    """Raise `UsageError` where there are no decode weights of that name."""
-    if kind not in DECODE_WEIGHTS:
-        raise UsageError(
-            f"There are no decode weights '{kind}'.", f"Choose one of {', '.join(DECODE_WEIGHTS)}."
-        )
-
-
 def reduce(network: Network, kind: str) -> Network:
     """Return a copy of a network with lower-precision weights.
 
@@ -88,7 +80,7 @@ def reduce(network: Network, kind: str) -> Network:
         UsageError: The kind is unknown, or this model or machine cannot use it.
         KveditError: The copy does not fit into memory.
     """
-    check_kind(kind)
+    check_one_of("decode weights", kind, DECODE_WEIGHTS)
     if not network.packed or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise UsageError("Decode weights can be reduced in float32 on a CPU that knows bfloat16.", _REMEDY)
     parts = [part for layer in network.layers for part in layer.linears]

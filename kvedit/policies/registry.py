@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from kvedit.errors import UsageError
+from kvedit.errors import check_one_of
 
 if TYPE_CHECKING:
     from kvedit.policies.evidence import Policy
@@ -40,8 +40,7 @@ def policy_class(name: str) -> type[Policy]:
     Raises:
         UsageError: No policy has that name.
     """
-    if name not in POLICIES:
-        raise UsageError(f"There is no policy '{name}'.", f"Choose one of {', '.join(POLICIES)}.")
+    check_one_of("policy", name, POLICIES)
     module, _, attribute = POLICIES[name].partition(":")
     policy: type[Policy] = getattr(import_module(module), attribute)
     return policy

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any
 
-from kvedit.errors import UsageError
+from kvedit.errors import UsageError, check_one_of
 from kvedit.names import DECODE_WEIGHTS, DEFAULT_NEW_TOKENS, DEFAULT_POLICY, EXECUTOR_NAMES, SUPPORTS
 from kvedit.policies.registry import POLICIES
 from kvedit.repair.budget import Budget
@@ -140,10 +140,8 @@ class Options:
             object.__setattr__(self, "budget", Budget.default() if given is None else Budget.parse(given))
         for each in fields(self):
             value, choices = getattr(self, each.name), spelling(each).choices
-            if choices and value is not None and value not in choices:
-                raise UsageError(
-                    f"Unknown {words(each.name)} '{value}'.", f"Choose one of {', '.join(choices)}."
-                )
+            if choices and value is not None:
+                check_one_of(each.name.replace("_", " "), value, choices)
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise UsageError("--max-new-tokens must be at least 1.", "Leave it out for the default.")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
@@ -163,20 +161,14 @@ class Options:
         usual, typed = Options(), list[str]()
         for each in fields(self):
             value = getattr(self, each.name)
-            if value == getattr(usual, each.name) or each.name == "keep":  # logged means kept
-                continue
-            flag = flags(each)[0]
-            typed += (
-                [flag]
-                if isinstance(value, bool)
-                else [flag, value.text if each.name == "budget" else str(value)]
-            )
+            if value != getattr(usual, each.name):
+                typed += [flags(each)[0]] if isinstance(value, bool) else [flags(each)[0], as_word(value)]
         asked = shlex.quote(question)
         return " ".join(["ask", *typed, "--", asked] if question.startswith("-") else ["ask", asked, *typed])
 
     def record(self) -> dict[str, Any]:
         """Return the options as JSON values."""
-        return {**asdict(self), "budget": self.budget.text}
+        return {**asdict(self), "budget": as_word(self.budget)}
 
 
 def flags(of: Field[Any]) -> tuple[str, ...]:
@@ -184,6 +176,6 @@ def flags(of: Field[Any]) -> tuple[str, ...]:
     return spelling(of).flags or (f"--{of.name.replace('_', '-')}",)
 
 
-def words(name: str) -> str:
-    """Return a field's name as words."""
-    return name.replace("_", " ")
+def as_word(value: Any) -> str:
+    """Return an option's value as it is typed."""
+    return value.text if isinstance(value, Budget) else str(value)

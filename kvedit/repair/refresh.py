@@ -20,7 +20,7 @@ from torch import Tensor
 from kvedit.cache.kv import KVCache, States, sent
 from kvedit.cache.rope import rotate
 from kvedit.cache.rows import Piece, runs
-from kvedit.errors import UsageError
+from kvedit.errors import UsageError, check_one_of
 from kvedit.model.attention import compiled
 from kvedit.model.model import CHUNK_ROWS, PACK_ROWS, Model
 from kvedit.names import EXECUTOR_NAMES, Executor
@@ -86,8 +86,7 @@ def choose_executor(name: str, rows: IntArray) -> Executor:
             f"The direct executor takes one run of adjacent rows, and {count} runs were selected.",
             "Use --executor packed, or auto.",
         )
-    if name not in EXECUTOR_NAMES:
-        raise UsageError(f"There is no executor '{name}'.", f"Choose one of {', '.join(EXECUTOR_NAMES)}.")
+    check_one_of("executor", name, EXECUTOR_NAMES)
     return name  # type: ignore[return-value]
 
 

@@ -14,7 +14,6 @@ import torch
 from rigs.reference import stock_network
 from support.staged import LINES, staged
 
-from kvedit.cli.options import POLICY_NAMES
 from kvedit.errors import UsageError
 from kvedit.model.model import Model
 from kvedit.names import SUPPORTS
@@ -39,10 +38,6 @@ def stale_of(evidence: Evidence) -> np.ndarray:
 
 
 # --- what all policies keep --------------------------------------------------------------------
-
-
-def test_the_command_line_names_the_policies_in_their_order():
-    assert list(POLICY_NAMES) == list(POLICIES)
 
 
 @pytest.mark.parametrize("rule", [None, *SUPPORTS])

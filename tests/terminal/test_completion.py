@@ -12,9 +12,9 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 import kvedit.cli.app  # noqa: F401, without which there are no commands
-from kvedit.cli.options import POLICY_NAMES
 from kvedit.cli.repl.completion import CommandCompleter
 from kvedit.cli.repl.line import lines_of, words_of
+from kvedit.policies.registry import POLICIES
 
 SHELL = "import sys; sys.argv = ['kvedit']; from kvedit.__main__ import main; main()"
 
@@ -83,7 +83,7 @@ def test_the_repl_offers_what_can_stand_there(sessions: Path, text: str, lines: 
 
 
 def test_the_repl_offers_every_policy_and_every_option(sessions: Path) -> None:
-    assert offered("set policy ") == [f"set policy {name}" for name in POLICY_NAMES]
+    assert offered("set policy ") == [f"set policy {name}" for name in POLICIES]
     assert {"ask --budget", "ask --policy", "ask --continue", "ask --json"} <= set(offered("ask --"))
 
 

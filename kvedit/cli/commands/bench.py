@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvedit.cli import output as render
-from kvedit.cli.options import (
-    POLICY_NAMES,
-    Device,
-    Dtype,
-    Json,
-    ModelName,
-    SupportName,
-    app,
-    check_one_of,
-    check_place,
-    one_of,
-)
+from kvedit.cli import output
+from kvedit.cli.command import Reply, app, command
+from kvedit.cli.inputs import lengths_of, names_of, open_model, read_questions, say_left, split, texts_of
+from kvedit.cli.options import Device, Dtype, ModelName, one_of
 from kvedit.cli.workspace import here
-from kvedit.errors import UsageError
+from kvedit.errors import check_one_of
 from kvedit.names import DEFAULT_MODEL, SUPPORTS
+from kvedit.policies.registry import POLICIES
 
 if TYPE_CHECKING:
     from kvedit.lab.arms import Arm
     from kvedit.lab.case import Case
-    from kvedit.lab.questions import Question
     from kvedit.model.model import Model
 
 bench = typer.Typer(help="Measure where a budget is best spent, on your model.", no_args_is_help=True)
@@ -84,10 +73,19 @@ Ray = Annotated[
         callback=_check_ray,
     ),
 ]
+SupportName = Annotated[
+    str | None,
+    typer.Option(
+        "--support",
+        metavar="NAME",
+        help=f"How scores become rows: {', '.join(SUPPORTS)}. Default: the policy's own.",
+        autocompletion=one_of(SUPPORTS),
+    ),
+]
 Seed = Annotated[int, typer.Option(metavar="N", help="Of all draws.")]
 
 
-@bench.command("niah", epilog="Example: kvedit bench niah --cases 24 --policies sur,tokens --budgets 2%")
+@command("niah", example="kvedit bench niah --cases 24 --policies sur,tokens --budgets 2%", group=bench)
 def niah(
     out: Out = "runs/niah",
     variant: Annotated[
@@ -115,26 +113,25 @@ def niah(
     dtype: Dtype = "auto",
     seed: Seed = 0,
     ray: Ray = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Erasing-NIAH: a sentence is deleted, and the question asks for what is left."""
     from kvedit.lab.niah import SPLITS
 
-    check_one_of("--variant", variant, VARIANT_NAMES)
-    check_one_of("--split", split, SPLITS)
+    check_one_of("variant", variant, VARIANT_NAMES)
+    check_one_of("split", split, SPLITS)
     options = {
         "variant": variant,
-        "templates": names_of("--template", template, TEMPLATE_NAMES),
+        "templates": names_of("template", template, TEMPLATE_NAMES),
         "count": cases,
-        "tokens": _lengths(tokens or ("400-600" if variant == "relabel" else "1000-2000")),
+        "tokens": lengths_of(tokens or ("400-600" if variant == "relabel" else "1000-2000")),
         "split": split,
         "seed": seed,
     }
     arms = _arms(arm, policies, budgets, support)
-    _hide("niah", out, model, device, dtype, haystack, arms, options, ray, json)
+    return _hide("niah", out, model, device, dtype, haystack, arms, options, ray)
 
 
-@bench.command("qa", epilog="Example: kvedit bench qa hotpot_dev_distractor_v1.json --questions 12")
+@command("qa", example="kvedit bench qa hotpot_dev_distractor_v1.json --questions 12", group=bench)
 def qa(
     files: Files,
     out: Out = "runs/qa",
@@ -148,8 +145,7 @@ def qa(
     dtype: Dtype = "auto",
     seed: Seed = 0,
     ray: Ray = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Multi-hop questions: one passage that does not matter is deleted, at three placements.
 
     Full sets take a night on a CPU; a run that stopped goes on where it was.
@@ -161,10 +157,10 @@ def qa(
     sets, left = read_questions(files, maker.unfit, questions)
     cases = [case for found in sets for case in maker.cases(found, seed=seed, limit=questions)]
     say_left(left)
-    _run("qa", out, open_model(model, device, dtype), model, arms, cases, options, ray, json)
+    return _run("qa", out, open_model(model, device, dtype), model, arms, cases, options, ray)
 
 
-@bench.command("location", epilog="Example: kvedit bench location hotpot_dev_distractor_v1.json")
+@command("location", example="kvedit bench location hotpot_dev_distractor_v1.json", group=bench)
 def location(
     files: Files,
     out: Out = "runs/location",
@@ -177,8 +173,7 @@ def location(
     dtype: Dtype = "auto",
     seed: Seed = 0,
     ray: Ray = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Does it matter where the evidence lies: before the edit or after it, near or at the end?"""
     from kvedit.lab import location as maker
 
@@ -187,14 +182,14 @@ def location(
     sets, left = read_questions(files, maker.unfit, questions)
     cases = [case for found in sets for case in maker.cases(found, seed=seed, limit=questions)]
     say_left(left)
-    _run("location", out, open_model(model, device, dtype), model, arms, cases, options, ray, json)
+    return _run("location", out, open_model(model, device, dtype), model, arms, cases, options, ray)
 
 
-@bench.command("geometry", epilog="Example: kvedit bench geometry --policy sur --cases 24")
+@command("geometry", example="kvedit bench geometry --policy sur --cases 24", group=bench)
 def geometry(
     out: Out = "runs/geometry",
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help="Whose scores.", autocompletion=one_of(POLICY_NAMES))
+        str, typer.Option(metavar="NAME", help="Whose scores.", autocompletion=one_of(POLICIES))
     ] = "sur",
     budgets: Budgets = "1%,2%,5%,10%,20%,40%,80%",
     cases: Annotated[int, typer.Option(metavar="N", min=1, help="Cases.")] = 24,
@@ -205,13 +200,12 @@ def geometry(
     dtype: Dtype = "auto",
     seed: Seed = 0,
     ray: Ray = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """One score, spent as rows, as a window and as units, over budgets (C.1)."""
-    check_one_of("--policy", policy, POLICY_NAMES)
+    check_one_of("policy", policy, POLICIES)
     names = [f"{policy}/{rule}@{budget}" for rule in SUPPORTS for budget in split(budgets)]
-    options = {"count": cases, "tokens": _lengths(tokens), "seed": seed}
-    _hide("geometry", out, model, device, dtype, haystack, _arms(names, "", "", None), options, ray, json)
+    options = {"count": cases, "tokens": lengths_of(tokens), "seed": seed}
+    return _hide("geometry", out, model, device, dtype, haystack, _arms(names, "", "", None), options, ray)
 
 
 def _hide(
@@ -224,8 +218,7 @@ def _hide(
     arms: list[Arm],
     options: dict[str, Any],
     ray: str | None,
-    as_json: bool,
-) -> None:
+) -> Reply:
     """Hide needles in a haystack, and run the cases."""
     from kvedit.lab.haystack import Haystack
     from kvedit.lab.niah import cases
@@ -233,7 +226,7 @@ def _hide(
     texts = texts_of(haystack)
     opened = open_model(model, device, dtype)
     made = list(cases([Haystack(text, opened.tokenizer) for text in texts], **options))
-    _run(bench, out, opened, model, arms, made, {**options, "haystack": haystack or "built-in"}, ray, as_json)
+    return _run(bench, out, opened, model, arms, made, {**options, "haystack": haystack or "built-in"}, ray)
 
 
 def _run(
@@ -245,8 +238,7 @@ def _run(
     cases: list[Case],
     options: dict[str, Any],
     ray: str | None,
-    as_json: bool,
-) -> None:
+) -> Reply:
     """Run the cases with a live table, and write the report."""
     from kvedit.cli import runs
     from kvedit.lab.cluster import distribute
@@ -268,15 +260,14 @@ def _run(
                 on_skip=lambda case, why: skipped.append(why),
             )
     except KeyboardInterrupt:
-        kept = render.count(len(run.records()), "case")
-        render.say(f"Interrupted with {kept} done. Run the same command again to go on.")
+        kept = output.count(len(run.records()), "case")
+        output.say(f"Interrupted with {kept} done. Run the same command again to go on.")
         raise typer.Exit(130) from None
     for why in skipped:
-        render.say(render.one_line(f"Left out: {why}"))
+        output.say(output.one_line(f"Left out: {why}"))
     summary = run.finish()
-    here.give(
+    return Reply(
         {"folder": str(run.folder), "left_out": len(skipped), **summary},
-        as_json,
         lambda: runs.show_run(summary, run.folder),
     )
 
@@ -287,90 +278,7 @@ def _arms(named: list[str] | None, policies: str, budgets: str, support: str | N
 
     if not named:
         rule = "" if support is None else f"/{support}"
-        chosen = names_of("--policies", policies, POLICY_NAMES)
+        chosen = names_of("policy", policies, POLICIES)
         named = [f"{policy}{rule}@{budget}" for budget in split(budgets) for policy in chosen]
     named = list(dict.fromkeys(["shift", *named, "reprefill"]))
     return [Arm.parse(name) for name in named]
-
-
-def split(text: str) -> list[str]:
-    """Cut a list at its commas."""
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """Read names with commas between; raises `UsageError` when one is not known."""
-    found = split(text)
-    for name in found:
-        check_one_of(option, name, tuple(known))
-    if not found:
-        raise UsageError(f"{option} names nothing.", f"Choose of {', '.join(known)}.")
-    return found
-
-
-def _lengths(text: str) -> tuple[int, int]:
-    low, _, high = text.partition("-")
-    try:
-        found = int(low), int(high or low)
-    except ValueError:
-        found = (0, 0)
-    if not 200 <= found[0] <= found[1]:
-        raise UsageError(f"'{text}' is no range of tokens.", "Write A-B, at least 200, such as 1000-2000.")
-    return found
-
-
-def read_questions(
-    files: list[str], unfit: Callable[[Question], str | None], limit: int
-) -> tuple[list[list[Question]], dict[str, str]]:
-    """Read data sets; give the questions that qualify, a list a file, and why others do not."""
-    from kvedit.lab.datasets import read
-    from kvedit.lab.qa import sift
-
-    found: list[list[Question]] = []
-    left: dict[str, str] = {}
-    for name in files:
-        fit, reasons = sift(read(here.path(name)), unfit)
-        found.append(fit[:limit])
-        left |= reasons
-    return found, left
-
-
-def say_left(left: dict[str, str]) -> None:
-    """Say how many questions give no case, and why."""
-    for reason, number in Counter(left.values()).most_common():
-        render.say(f"Left out: {render.count(number, 'question')}, because {reason}.")
-
-
-def numbers_of(option: str, text: str) -> list[int]:
-    """Read whole numbers with commas between; raises `UsageError` when one is none."""
-    try:
-        found = [int(part) for part in split(text)]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise UsageError(f"{option} cannot be '{text}'.", "Write whole numbers, such as 1000,2000.")
-    return found
-
-
-def texts_of(place: str | None) -> list[str]:
-    """Read texts: one file, all files of a folder in the order of their names, or the built-in one."""
-    from kvedit.lab.haystack import built_in
-    from kvedit.text.document import Document
-
-    if place is None:
-        return [built_in()]
-    path = here.path(place)
-    paths = sorted(part for part in path.iterdir() if part.is_file()) if path.is_dir() else [path]
-    if not paths:
-        raise UsageError(f"{path} holds no file.", "Name a text, or a folder of texts.")
-    return [Document.read(part).text for part in paths]
-
-
-def open_model(name: str, device: str, dtype: str) -> Model:
-    """Find and open a model, and check it as `load` does; show that this goes on."""
-    check_place(device, dtype)
-    with render.working("Loading the model") as say:
-        from kvedit.checkpoint import opening
-        from kvedit.checkpoint.resolve import resolve
-
-        return opening.open_model(resolve(name, say), device=device, dtype=dtype)

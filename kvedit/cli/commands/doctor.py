@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from kvedit.cli import output as render
-from kvedit.cli.options import MODEL_NAMES, Device, Dtype, Json, app, check_place, one_of
-from kvedit.cli.workspace import here
+from kvedit.cli import output
+from kvedit.cli.command import Reply, command
+from kvedit.cli.options import MODEL_NAMES, Device, Dtype, check_place, one_of
 from kvedit.names import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _MEANING = {
 }
 
 
-@app.command(epilog="Example: kvedit doctor smollm2-135m")
+@command(example="kvedit doctor smollm2-135m")
 def doctor(
     model: Annotated[
         str,
@@ -37,14 +37,13 @@ def doctor(
     ] = DEFAULT_MODEL,
     device: Device = "auto",
     dtype: Dtype = "auto",
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Try a model on a probe of 64 tokens: is it repaired exactly, and how fast is it here?
 
     The exit code is 4 if the model is refused or a check fails.
     """
     check_place(device, dtype)
-    with render.working("Loading the model") as report:
+    with output.working("Loading the model") as report:
         from kvedit.checkpoint.opening import open_stock
         from kvedit.checkpoint.resolve import resolve
         from kvedit.repair.doctor import examine
@@ -56,14 +55,12 @@ def doctor(
     record: dict[str, Any] = {"model": model, "passed": found.passed, **asdict(found), "asked": asked}
     for check in record["checks"]:  # JSON has no NaN
         check["figure"] = check["figure"] if math.isfinite(check["figure"]) else None
-    here.give(record, json, lambda: _show(model, found, asked))
-    if not found.passed:
-        raise typer.Exit(4)
+    return Reply(record, lambda: _show(model, found, asked), 0 if found.passed else 4)
 
 
 def _show(name: str, found: Health, asked: dict[str, str]) -> None:
     """Print the checks and the machine's figures, on stdout."""
-    screen = render.plain_or_not(sys.stdout)
+    screen = output.plain_or_not(sys.stdout)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("check", "result"):
         table.add_column(heading, no_wrap=True)
@@ -85,7 +82,7 @@ def _show(name: str, found: Health, asked: dict[str, str]) -> None:
     screen.print(facts)
     failed = [check.name for check in found.checks if not check.passed]
     if failed:
-        render.say(
+        output.say(
             f"{len(failed)} of {len(found.checks)} checks failed: {', '.join(failed)}.\n"
             "Do not use this model with kvedit here; try another --dtype or --device, or another model."
         )
@@ -98,7 +95,7 @@ def _facts(name: str, found: Health, asked: dict[str, str]) -> list[tuple[str, s
         "dtype": "the rule: float32 on a CPU, bfloat16 elsewhere",
     }
     why = {key: reasons[key] if asked[key] == "auto" else "as asked" for key in reasons}
-    loads = [f"{load.tokens:,} tokens in {render.seconds(load.seconds)}" for load in machine.estimates]
+    loads = [f"{load.tokens:,} tokens in {output.seconds(load.seconds)}" for load in machine.estimates]
     return [
         ("model", name),
         ("device", f"{machine.device} ({why['device']})"),
@@ -109,7 +106,7 @@ def _facts(name: str, found: Health, asked: dict[str, str]) -> list[tuple[str, s
             f"{machine.prefill_tokens_per_s:,.0f} tokens/s, measured on {machine.timed_tokens} tokens",
         ),
         ("a load", f"about {', '.join(loads)}" if loads else "of a short text only"),
-        ("memory", f"{render.size(machine.weights_bytes)} of weights"),
-        ("", f"{render.size(machine.cache_bytes)} of cache for each 1,000 tokens"),
+        ("memory", f"{output.size(machine.weights_bytes)} of weights"),
+        ("", f"{output.size(machine.cache_bytes)} of cache for each 1,000 tokens"),
         ("context", f"{machine.context_length:,} tokens"),
     ]

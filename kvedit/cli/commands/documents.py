@@ -17,26 +17,24 @@ from typing import Annotated
 
 import typer
 
-from kvedit.cli import output as render
+from kvedit.cli import output
+from kvedit.cli.command import Reply, change_reply, command
 from kvedit.cli.options import (
     ENCODING_NAMES,
     Device,
     Dtype,
     Encoding,
-    Json,
     ModelName,
     SessionName,
-    app,
     check_place,
     one_of,
-    report_change,
 )
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
 from kvedit.names import DEFAULT_MODEL
 
 
-@app.command(epilog="Example: kvedit load contract.md --system 'Answer in one sentence.'")
+@command(example="kvedit load contract.md --system 'Answer in one sentence.'")
 def load(
     file: Annotated[str, typer.Argument(help="Document to read; - is standard input.")],
     model: ModelName = DEFAULT_MODEL,
@@ -48,15 +46,14 @@ def load(
     device: Device = "auto",
     dtype: Dtype = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace a session of the same name.")] = False,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Read a document into a model's cache; a session appears, and is the current one."""
     check_place(device, dtype)
     from kvedit.session.session import Session
     from kvedit.timing import Timings
 
     document, timings = here.document(file, encoding), Timings()
-    with render.loading() as (report, progress):
+    with output.loading() as (report, progress):
         opened = Session.load(
             document,
             model=model,
@@ -72,25 +69,23 @@ def load(
     here.hold(opened)
     prefill, speed = timings.phases["prefill"], opened.manifest.prefill_tokens_per_s
     phases = {name: phase.seconds for name, phase in timings.phases.items()}
-    here.give(
+    return Reply(
         {**asdict(opened.status()), "seconds": phases, "prefill_tokens_per_s": speed},
-        json,
-        lambda: render.say(
-            f"Loaded {render.count(opened.document.line_count, 'line')}, {len(opened.rows):,} tokens in "
-            f"{render.seconds(prefill.seconds)} ({prefill.tokens_per_s or 0:,.0f} tokens/s) "
+        lambda: output.say(
+            f"Loaded {output.count(opened.document.line_count, 'line')}, {len(opened.rows):,} tokens in "
+            f"{output.seconds(prefill.seconds)} ({prefill.tokens_per_s or 0:,.0f} tokens/s) "
             f"into session '{opened.name}'."
         ),
     )
 
 
-@app.command(epilog="Example: kvedit show --lines 35-45")
+@command(example="kvedit show --lines 35-45")
 def show(
     lines: Annotated[
         str | None, typer.Option("--lines", "-l", metavar="A-B", help="7, 40-60, 40- or -5; else all.")
     ] = None,
     session: SessionName = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Print the document as it is now, with its line numbers."""
     from kvedit.text.document import LineRange
 
@@ -102,23 +97,23 @@ def show(
 
     def human() -> None:
         for number, text in numbered:
-            render.out(f"{number:>{width}}  {text}")
+            output.out(f"{number:>{width}}  {text}")
 
-    here.give({"lines": [{"number": number, "text": text} for number, text in numbered]}, json, human)
+    return Reply({"lines": [{"number": number, "text": text} for number, text in numbered]}, human)
 
 
-@app.command(epilog="Example: kvedit status --json")
-def status(session: SessionName = None, json: Json = False) -> None:
+@command(example="kvedit status --json")
+def status(session: SessionName = None) -> Reply:
     """Say what the session holds, and how much of it is exact, refreshed, stale or missing."""
     from kvedit.cli import tables
 
     held = here.session(session).status()
-    here.give(asdict(held), json, lambda: tables.show_status(held))
+    return Reply(asdict(held), lambda: tables.show_status(held))
 
 
-@app.command(epilog="Example: kvedit export -o contract-2.md")
+@command(example="kvedit export -o contract-2.md")
 def export(
-    output: Annotated[
+    file: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="File to write; else stdout.")
     ] = None,
     encoding: Annotated[
@@ -131,39 +126,34 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     session: SessionName = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Write the document as it is now: encoding, line endings and byte order mark as they came."""
     from kvedit.store.files import replace_file
 
     document = here.session(session).document
     document = document if encoding is None else document.recoded(encoding)
     data, source = document.encode(), document.source
-    record = {"file": output, "size_bytes": len(data), "encoding": source.encoding, "bom": source.bom}
-    if output is None or output == "-":
+    record = {"file": file, "size_bytes": len(data), "encoding": source.encoding, "bom": source.bom}
+    if file is None or file == "-":
         text = document.text
-        here.give({**record, "file": None, "text": text}, json, lambda: render.out_bytes(data, text))
-        return
-    path = here.path(output)
+        return Reply({**record, "file": None, "text": text}, lambda: output.out_bytes(data, text))
+    path = here.path(file)
     if path.exists() and not force:
-        raise UsageError(f"{output} is there already.", "Give --force to replace it, or another name.")
+        raise UsageError(f"{file} is there already.", "Give --force to replace it, or another name.")
     if not path.parent.is_dir():
         raise UsageError(f"There is no folder {path.parent}.", "Make it first, or give another name.")
     replace_file(path, data)
-    here.give(
-        record, json, lambda: render.say(render.one_line(f"Wrote {render.size(len(data))} to {output}."))
-    )
+    return Reply(record, lambda: output.say(output.one_line(f"Wrote {output.size(len(data))} to {file}.")))
 
 
-@app.command(epilog="Example: kvedit diff")
+@command(example="kvedit diff")
 def diff(
     revision: Annotated[
         int | None,
         typer.Option("--revision", "-r", metavar="N", help="Compare that revision with the text of now."),
     ] = None,
     session: SessionName = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Show how the file on disk differs from the session: what sync would take over."""
     opened = here.session(session)
     old, new, names = opened.document.text, opened.document.text, ("session", "session")
@@ -171,32 +161,31 @@ def diff(
         new, names = opened.source_document().text, ("session", opened.manifest.source)
     else:
         old, names = opened.text_of(revision), (f"revision {revision}", "session")
-    left, right = map(render.one_line, names)  # a line each, whatever they hold
+    left, right = map(output.one_line, names)  # a line each, whatever they hold
     lines = list(unified_diff(old.split("\n"), new.split("\n"), left, right, lineterm=""))
 
     def human() -> None:
         for line in lines:
-            render.out_diff(line)
+            output.out_diff(line)
         if not lines:
-            render.say("No difference.")
+            output.say("No difference.")
 
-    here.give({"from": names[0], "to": names[1], "diff": lines}, json, human)
+    return Reply({"from": names[0], "to": names[1], "diff": lines}, human)
 
 
-@app.command(epilog="Example: kvedit sync")
-def sync(session: SessionName = None, json: Json = False) -> None:
+@command(example="kvedit sync")
+def sync(session: SessionName = None) -> Reply:
     """Take over what has changed in the file that the session was loaded from."""
-    report_change(here.session(session).sync(), json)
+    return change_reply(here.session(session).sync())
 
 
-@app.command(epilog="Example: kvedit edit --lines 40-60")
+@command(example="kvedit edit --lines 40-60")
 def edit(
     lines: Annotated[
         str | None, typer.Option("--lines", "-l", metavar="A-B", help="Only these lines; else all.")
     ] = None,
     session: SessionName = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Open the text in $VISUAL or $EDITOR, and apply what was changed there."""
     from kvedit.text.document import LineRange
 
@@ -214,7 +203,7 @@ def edit(
                 "The session was edited by another process while the editor was open.",
                 "Run `kvedit edit` again; nothing was changed.",
             )
-        report_change(opened.rewrite(before[:start] + new + before[stop:], "edit"), json)
+        return change_reply(opened.rewrite(before[:start] + new + before[stop:], "edit"))
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kvedit.cli.options import Encoding, Json, SessionName, app, report_change
+from kvedit.cli.command import Reply, change_reply, command
+from kvedit.cli.options import Encoding, SessionName
 from kvedit.cli.workspace import here
 from kvedit.errors import UsageError
 
@@ -26,7 +27,7 @@ After = Annotated[
 ]
 
 
-@app.command(epilog="Example: kvedit insert --after 12 'Fees are due within thirty days.'")
+@command(example="kvedit insert --after 12 'Fees are due within thirty days.'")
 def insert(
     after: After,
     text: Text = None,
@@ -34,28 +35,26 @@ def insert(
     encoding: Encoding = None,
     exact: Exact = False,
     session: SessionName = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Insert lines after a line."""
     new, exact = _new_text(text, file, encoding, exact)
-    report_change(here.session(session).insert(new, after=after, exact=exact), json)
+    return change_reply(here.session(session).insert(new, after=after, exact=exact))
 
 
-@app.command(epilog="Example: kvedit append --file annex.md")
+@command(example="kvedit append --file annex.md")
 def append(
     text: Text = None,
     file: FromFile = None,
     encoding: Encoding = None,
     exact: Exact = False,
     session: SessionName = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Insert lines after the last one."""
     new, exact = _new_text(text, file, encoding, exact)
-    report_change(here.session(session).append(new, exact=exact), json)
+    return change_reply(here.session(session).append(new, exact=exact))
 
 
-@app.command(epilog="Example: kvedit replace --lines 7 'Fees are due within ten days.'")
+@command(example="kvedit replace --lines 7 'Fees are due within ten days.'")
 def replace(
     lines: Lines,
     text: Text = None,
@@ -63,34 +62,32 @@ def replace(
     encoding: Encoding = None,
     exact: Exact = False,
     session: SessionName = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Replace lines with new text."""
     new, exact = _new_text(text, file, encoding, exact)
-    report_change(here.session(session).replace(lines, new, exact=exact), json)
+    return change_reply(here.session(session).replace(lines, new, exact=exact))
 
 
-@app.command(epilog="Example: kvedit delete --lines 40-60 --lines 7")
+@command(example="kvedit delete --lines 40-60 --lines 7")
 def delete(
     lines: Annotated[
         list[str],
         typer.Option("--lines", "-l", metavar="A-B", help="7, 40-60, 40- or -5; repeat it, or use commas."),
     ],
     session: SessionName = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Delete lines. The document changes; nothing is computed yet.
 
     Every range counts the lines as they were before the command.
     """
     ranges = [part for text in lines for part in text.split(",")]
-    report_change(here.session(session).delete(*ranges), json)
+    return change_reply(here.session(session).delete(*ranges))
 
 
-@app.command(epilog="Example: kvedit move --lines 8-12 --after 30")
-def move(lines: Lines, after: After, session: SessionName = None, json: Json = False) -> None:
+@command(example="kvedit move --lines 8-12 --after 30")
+def move(lines: Lines, after: After, session: SessionName = None) -> Reply:
     """Move lines to stand after another, which is counted before the move."""
-    report_change(here.session(session).move(lines, after=after), json)
+    return change_reply(here.session(session).move(lines, after=after))
 
 
 def _new_text(text: str | None, file: str | None, encoding: str | None, exact: bool) -> tuple[str, bool]:

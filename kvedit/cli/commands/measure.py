@@ -10,27 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvedit.cli import output as render
-from kvedit.cli.commands.bench import (
-    Budgets,
-    Files,
-    Out,
-    Policies,
-    Questions,
-    Seed,
-    bench,
-    names_of,
-    numbers_of,
-    open_model,
-    read_questions,
-    say_left,
-    split,
-    texts_of,
-)
-from kvedit.cli.options import POLICY_NAMES, Device, Dtype, Json, ModelName
+from kvedit.cli import output
+from kvedit.cli.command import Reply, command
+from kvedit.cli.commands.bench import Budgets, Files, Out, Policies, Questions, Seed, bench
+from kvedit.cli.inputs import names_of, numbers_of, open_model, read_questions, say_left, split, texts_of
+from kvedit.cli.options import Device, Dtype, ModelName
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
 from kvedit.names import DEFAULT_MODEL, EXECUTOR_NAMES
+from kvedit.policies.registry import POLICIES
 
 if TYPE_CHECKING:
     from kvedit.lab.run import Run
@@ -42,7 +30,7 @@ Text = Annotated[
 Contexts = Annotated[str, typer.Option(metavar="N,N", help="Lengths in tokens, with commas.")]
 
 
-@bench.command("executor", epilog="Example: kvedit bench executor --contexts 2000 --budgets 5%")
+@command("executor", example="kvedit bench executor --contexts 2000 --budgets 5%", group=bench)
 def executor(
     out: Out = "runs/executor",
     contexts: Contexts = "1000,2000,4000",
@@ -59,12 +47,11 @@ def executor(
     model: ModelName = DEFAULT_MODEL,
     device: Device = "auto",
     dtype: Dtype = "auto",
-    json: Json = False,
-) -> None:
+) -> Reply:
     """How fast is a refresh of B rows, when they lie in one run, in two, ... in B runs?"""
     from kvedit.lab.executor import sweep
 
-    named = names_of("--executors", executors, EXECUTOR_NAMES[1:])
+    named = names_of("executor", executors, EXECUTOR_NAMES[1:])
     lengths, shares = numbers_of("--contexts", contexts), split(budgets)
     counts = None if runs is None else numbers_of("--runs", runs)
     opened = open_model(model, device, dtype)
@@ -73,10 +60,10 @@ def executor(
     options |= {"runs": counts, "rounds": rounds}
 
     found = sweep(opened, ids, lengths, shares, named, runs=counts, rounds=rounds)
-    _measure("executor", out, opened, model, options, found, json)
+    return _measure("executor", out, opened, model, options, found)
 
 
-@bench.command("numerics", epilog="Example: kvedit bench numerics --contexts 1000 --cases 4")
+@command("numerics", example="kvedit bench numerics --contexts 1000 --cases 4", group=bench)
 def numerics(
     out: Out = "runs/numerics",
     contexts: Contexts = "500,1000",
@@ -85,8 +72,7 @@ def numerics(
     model: ModelName = DEFAULT_MODEL,
     device: Device = "auto",
     dtype: Dtype = "auto",
-    json: Json = False,
-) -> None:
+) -> Reply:
     """How far do replays differ that should not: by chunk size, threads, executor and dtype?"""
     from kvedit.lab.numerics import numerics as compared
 
@@ -106,10 +92,10 @@ def numerics(
                     yield {"schema_version": 1, "context": length, "case": number, **record}
 
     options = {"contexts": lengths, "cases": cases}
-    _measure("numerics", out, opened, model, options, records(), json)
+    return _measure("numerics", out, opened, model, options, records())
 
 
-@bench.command("evidence", epilog="Example: kvedit bench evidence musique_ans_v1.0_dev.jsonl --budgets 5%")
+@command("evidence", example="kvedit bench evidence musique_ans_v1.0_dev.jsonl --budgets 5%", group=bench)
 def evidence(
     files: Files,
     out: Out = "runs/evidence",
@@ -120,14 +106,13 @@ def evidence(
     device: Device = "auto",
     dtype: Dtype = "auto",
     seed: Seed = 0,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Which share of the rows that a policy buys lies in the evidence? Needs no forward pass."""
     from kvedit.lab import qa
     from kvedit.lab.arms import Arm
     from kvedit.lab.evidence import precision
 
-    named = names_of("--policies", policies, POLICY_NAMES)
+    named = names_of("policy", policies, POLICIES)
     arms = [Arm.parse(f"{policy}@{budget}") for budget in split(budgets) for policy in named]
     sets, left = read_questions(files, qa.unfit, questions)
     opened = open_model(model, device, dtype)
@@ -135,15 +120,14 @@ def evidence(
     options = {"files": [Path(name).name for name in files], "questions": questions, "seed": seed}
     options |= {"arms": [arm.name for arm in arms]}
     say_left(left)
-    _measure("evidence", out, opened, model, options, precision(opened, cases, arms, seed=seed), json)
+    return _measure("evidence", out, opened, model, options, precision(opened, cases, arms, seed=seed))
 
 
-@bench.command("compare", epilog="Example: kvedit bench compare runs/a runs/b")
+@command("compare", example="kvedit bench compare runs/a runs/b", group=bench)
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A run's folder.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Another run's folder.")],
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Pair two runs case by case: what changed from A to B?"""
     from kvedit.cli import runs
     from kvedit.lab.run import Run
@@ -159,15 +143,13 @@ def compare(
     ours, theirs = (run.config["options"] for run in (a, b))
     different = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
     if different:
-        render.say(f"The runs differ in {', '.join(different)}; cases of the same name are paired.")
+        output.say(f"The runs differ in {', '.join(different)}; cases of the same name are paired.")
     found = paired(a.records(), b.records())
-    here.give(found, json, lambda: runs.show_comparison(found))
+    return Reply(found, lambda: runs.show_comparison(found))
 
 
-@bench.command("report", epilog="Example: kvedit bench report runs/niah")
-def report(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A run's folder.")], json: Json = False
-) -> None:
+@command("report", example="kvedit bench report runs/niah", group=bench)
+def report(folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A run's folder.")]) -> Reply:
     """Check a run, and write its summary and report again."""
     from kvedit.cli import runs
     from kvedit.lab.run import Run
@@ -176,10 +158,9 @@ def report(
     show = runs.SHOW.get(run.config["bench"])
     if show is not None:
         found = _finish(run)
-        here.give(found, json, lambda: show(found, run.config, run.folder))
-        return
+        return Reply(found, lambda: show(found, run.config, run.folder))
     summary = run.finish()
-    here.give(summary, json, lambda: runs.show_run(summary, run.folder))
+    return Reply(summary, lambda: runs.show_run(summary, run.folder))
 
 
 def _measure(
@@ -189,8 +170,7 @@ def _measure(
     called: str,
     options: dict[str, Any],
     found: Iterable[dict[str, Any]],
-    as_json: bool,
-) -> None:
+) -> Reply:
     """Take all records, and write them with summary and report."""
     from kvedit.cli import runs
     from kvedit.lab.run import Run, describe
@@ -198,15 +178,13 @@ def _measure(
     command = shlex.join(["kvedit", *sys.argv[1:]])
     run = Run.start(here.path(out), describe(name, model, called, [], options, command))
     run.clear()
-    with render.counting("records") as progress:
+    with output.counting("records") as progress:
         for number, record in enumerate(found, start=1):
             run.append(record)
             progress(number)
     summary = _finish(run)
-    here.give(
-        {"folder": str(run.folder), **summary},
-        as_json,
-        lambda: runs.SHOW[name](summary, run.config, run.folder),
+    return Reply(
+        {"folder": str(run.folder), **summary}, lambda: runs.SHOW[name](summary, run.config, run.folder)
     )
 
 

@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from kvedit.cli import output as render
-from kvedit.cli.options import MODEL_NAMES, Json, app, one_of
-from kvedit.cli.workspace import here
+from kvedit.cli import output
+from kvedit.cli.command import Reply, app, command
+from kvedit.cli.options import MODEL_NAMES, one_of
 
 models = typer.Typer(help="The models that kvedit knows, and getting them.", no_args_is_help=True)
 app.add_typer(models, name="models")
 
 
-@models.command("list", epilog="Example: kvedit models list")
-def models_list(json: Json = False) -> None:
+@command("list", example="kvedit models list", group=models)
+def models_list() -> Reply:
     """List the models that kvedit knows, and those it has converted."""
     from kvedit.checkpoint.resolve import ALIASES, find, models_folder
 
@@ -31,28 +31,26 @@ def models_list(json: Json = False) -> None:
 
     def human() -> None:
         for model in known:
-            render.out(render.one_line(f"{model['name']}  {model['about']}"))
+            output.out(output.one_line(f"{model['name']}  {model['about']}"))
             missing = f"not here yet; `kvedit models pull {model['name']}` gets it"
-            render.out(render.one_line(f"  {model['directory'] or missing}"))
+            output.out(output.one_line(f"  {model['directory'] or missing}"))
 
-    here.give({"models": known}, json, human)
+    return Reply({"models": known}, human)
 
 
-@models.command("pull", epilog="Example: kvedit models pull smollm2-135m")
+@command("pull", example="kvedit models pull smollm2-135m", group=models)
 def models_pull(
     name: Annotated[
         str,
         typer.Argument(help="Alias, hub id, or .gguf file to convert.", autocompletion=one_of(MODEL_NAMES)),
     ],
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Get a model, and convert it if need be, so that it is at hand."""
-    with render.working("Looking for the model") as report:
+    with output.working("Looking for the model") as report:
         from kvedit.checkpoint.resolve import resolve
 
         directory = resolve(name, report)
-    here.give(
+    return Reply(
         {"name": name, "directory": str(directory)},
-        json,
-        lambda: render.say(render.one_line(f"The model {name} is in {directory}.")),
+        lambda: output.say(output.one_line(f"The model {name} is in {directory}.")),
     )

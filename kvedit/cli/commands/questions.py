@@ -3,68 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from kvedit.cli import output as render
-from kvedit.cli.options import (
-    Budget,
-    Continue,
-    Json,
-    ModelPlace,
-    Policy,
-    Question,
-    SessionName,
-    SupportName,
-    app,
-    one_of,
-    question_of,
-)
+from kvedit.cli import output
+from kvedit.cli.command import Reply, command
+from kvedit.cli.options import ModelPlace, Question, SessionName, question_of
 from kvedit.cli.workspace import here
 from kvedit.errors import UsageError
-from kvedit.names import DECODE_WEIGHTS, EXECUTOR_NAMES
+from kvedit.repair.budget import Budget
+from kvedit.repair.options import Options
 
-if TYPE_CHECKING:
-    from kvedit.repair import budget as budgets
-
-Seed = Annotated[int, typer.Option(metavar="N", help="For sampling and random policies.")]
+_Selecting = Annotated[Options, lambda known: known.selects]
+_Verifying = Annotated[Options, lambda known: known.setting == "policy"]
 
 
-@app.command(epilog="Example: kvedit ask 'When must fees be paid?' --budget 5%")
-def ask(
-    question: Question,
-    budget: Budget = None,
-    policy: Policy = None,
-    support: SupportName = None,
-    executor: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help=f"{', '.join(EXECUTOR_NAMES)}.",
-            autocompletion=one_of(EXECUTOR_NAMES),
-        ),
-    ] = "auto",
-    max_new_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of answer at most. Default: 256, or what fits.")
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    seed: Seed = 0,
-    decode_weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="Decode with weights of fewer bits, on a CPU: "
-            f"{', '.join(DECODE_WEIGHTS)}. Default: the model's own.",
-            autocompletion=one_of(DECODE_WEIGHTS),
-        ),
-    ] = None,
-    chat: Continue = False,
-    no_keep: Annotated[bool, typer.Option("--no-keep", help="Leave the session as it is.")] = False,
-    model: ModelPlace = None,
-    session: SessionName = None,
-    json: Json = False,
-) -> None:
+@command(example="kvedit ask 'When must fees be paid?' --budget 5%")
+def ask(question: Question, options: Options, model: ModelPlace = None, session: SessionName = None) -> Reply:
     """Repair the cache on a budget and answer.
 
     The answer goes to stdout; timings and counts go to stderr.
@@ -72,77 +28,47 @@ def ask(
     from kvedit.cli import tables
     from kvedit.timing import Timings, clock
 
-    chosen, words = _budget(budget), question_of(question)
+    asked = question_of(question)
     opened, timings, start = here.session(session), Timings(), clock()
-    options: dict[str, Any] = {
-        "budget": chosen,
-        "policy": policy or here.settings.policy,
-        "support": support,
-        "executor": executor,
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "seed": seed,
-        "keep": not no_keep,
-        "conversation": chat or (here.settings.chat and not no_keep),
-        "decode_weights": decode_weights or here.settings.decode_weights,
-    }
-    with render.working("Loading the model"):
-        from kvedit.repair.options import Options
-
-        Options(**options)
-    here.ready(opened, model)
+    with output.working("Loading the model"):
+        here.ready(opened, model)
     timings.add("load", clock() - start)
-    with render.repairing() as on_phase:
+    with output.repairing() as on_phase:
         answer = opened.ask(
-            words,
-            **options,
+            asked,
+            options,
             timings=timings,
-            on_text=(lambda text: None) if json else (lambda text: render.out(text, end="")),
+            on_text=(lambda text: output.out(text, end="")) if here.streams else (lambda text: None),
             on_phase=on_phase,
         )
 
-    def human() -> None:
-        render.out("")
+    def show() -> None:
+        output.out("")
         tables.show_answer(answer)
 
-    here.give(render.answer_json(answer, words), json, human)
-    if answer.finish_reason == "interrupted":
-        raise typer.Exit(130)
+    interrupted = answer.finish_reason == "interrupted"
+    return Reply(output.answer_json(answer, asked), show, exit_code=130 if interrupted else 0)
 
 
-@app.command(epilog="Example: kvedit explain 'When must fees be paid?' --budget 5%")
+@command(example="kvedit explain 'When must fees be paid?' --budget 5%")
 def explain(
-    question: Question,
-    budget: Budget = None,
-    policy: Policy = None,
-    support: SupportName = None,
-    seed: Seed = 0,
-    chat: Continue = False,
-    model: ModelPlace = None,
-    session: SessionName = None,
-    json: Json = False,
-) -> None:
+    question: Question, options: _Selecting, model: ModelPlace = None, session: SessionName = None
+) -> Reply:
     """Show which units a question would refresh, and why, without computing them.
 
     The chosen lines go to stdout, scores and cost to stderr.
     """
     from kvedit.cli import tables
 
-    chosen, words, opened = _budget(budget), question_of(question), here.session(session)
+    asked, opened = question_of(question), here.session(session)
     here.ready(opened, model)
-    found = opened.explain(
-        words,
-        budget=chosen,
-        policy=policy or here.settings.policy,
-        support=support,
-        seed=seed,
-        conversation=chat or here.settings.chat,
+    found = opened.explain(asked, options)
+    return Reply(
+        {"question": asked, **asdict(found)}, lambda: tables.show_explanation(found, opened.document)
     )
-    record = {"question": words, **asdict(found)}
-    here.give(record, json, lambda: tables.show_explanation(found, opened.document))
 
 
-@app.command(epilog="Example: kvedit heal --budget 20%")
+@command(example="kvedit heal --budget 20%")
 def heal(
     budget: Annotated[
         str | None,
@@ -155,26 +81,25 @@ def heal(
     ] = None,
     model: ModelPlace = None,
     session: SessionName = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Recompute rows from the frontier onward, so that they become exact.
 
     Ctrl-C stops it, and what was computed until then is kept.
     """
-    from kvedit.repair.budget import Budget as Rows
-
-    chosen = None if budget is None else Rows.parse(budget)
+    chosen = None if budget is None else Budget.parse(budget)
     opened = here.session(session)
     here.ready(opened, model)
-    with render.progressing("heal") as progress:
+    with output.progressing("heal") as progress:
         healed = opened.heal(budget=chosen, progress=progress)
-    here.give(asdict(healed), json, lambda: render.say(render.healed_text(healed)))
-    if healed.finished == "interrupted":
-        raise typer.Exit(130)
+    interrupted = healed.finished == "interrupted"
+    return Reply(
+        asdict(healed), lambda: output.say(output.healed_text(healed)), exit_code=130 if interrupted else 0
+    )
 
 
-@app.command(epilog="Example: kvedit verify --question 'When must fees be paid?'")
+@command(example="kvedit verify --question 'When must fees be paid?'")
 def verify(
+    options: _Verifying,
     question: Annotated[
         str | None, typer.Option("--question", "-q", metavar="TEXT", help="Compare the answers to it, too.")
     ] = None,
@@ -187,60 +112,56 @@ def verify(
             help="Rows to refresh for the question before comparing. Default: 0.",
         ),
     ] = None,
-    policy: Policy = None,
     max_new_tokens: Annotated[
         int, typer.Option(metavar="N", min=1, help="Tokens of either answer at most.")
     ] = 64,
-    chat: Continue = False,
+    continue_: Annotated[bool, typer.Option("--continue", "-c", help="See the conversation.")] = False,
     model: ModelPlace = None,
     session: SessionName = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Compare the cache with a clean prefill: how stale is it, and does that change the answer?
 
     Computes a whole prefill. Nothing is kept.
     """
     from kvedit.cli import tables
-    from kvedit.repair.budget import Budget as Rows
 
-    chosen = None if budget is None else Rows.parse(budget)
-    if question is None and (chosen is not None or chat):
+    chosen = None if budget is None else Budget.parse(budget)
+    if question is None and (chosen is not None or continue_):
         raise UsageError(
             "A budget is chosen for a question, and there is none.", "Give --question TEXT, too."
         )
     opened = here.session(session)
     here.ready(opened, model)
-    with render.progressing("prefill") as progress:
+    with output.progressing("prefill") as progress:
         found = opened.verify(
             question,
             budget=chosen,
-            policy=policy or here.settings.policy,
+            policy=options.policy,
             max_new_tokens=max_new_tokens,
-            conversation=chat or (here.settings.chat and question is not None),
+            conversation=continue_ or (options.conversation and question is not None),
             progress=progress,
         )
     record = {"question": question, **asdict(found), "heat": tables.heat_columns(found.heat).tolist()}
-    here.give(record, json, lambda: tables.show_verification(found))
+    return Reply(record, lambda: tables.show_verification(found))
 
 
-@app.command(epilog="Example: kvedit forget")
-def forget(session: SessionName = None, json: Json = False) -> None:
+@command(example="kvedit forget")
+def forget(session: SessionName = None) -> Reply:
     """Drop the conversation from the context. The log still holds it; see purge."""
     opened = here.session(session)
     dropped = opened.forget()
-    here.give(
+    return Reply(
         {"tokens": dropped},
-        json,
-        lambda: render.say(
-            f"Dropped {render.count(dropped, 'token')} of conversation."
+        lambda: output.say(
+            f"Dropped {output.count(dropped, 'token')} of conversation."
             if dropped
             else "There is no conversation."
         ),
     )
 
 
-@app.command(epilog="Example: kvedit purge")
-def purge(model: ModelPlace = None, session: SessionName = None, json: Json = False) -> None:
+@command(example="kvedit purge")
+def purge(model: ModelPlace = None, session: SessionName = None) -> Reply:
     """Compute the present text from nothing, and drop everything that held an older one.
 
     Every older revision, question and conversation goes, and with them undo. What it cannot
@@ -248,13 +169,6 @@ def purge(model: ModelPlace = None, session: SessionName = None, json: Json = Fa
     """
     opened = here.session(session)
     here.ready(opened, model)
-    with render.progressing("prefill") as progress:
+    with output.progressing("prefill") as progress:
         done = opened.purge(progress=progress)
-    here.give(asdict(done), json, lambda: render.say(render.purge_text(done)))
-
-
-def _budget(text: str | None) -> budgets.Budget:
-    from kvedit.repair import budget as budgets
-
-    text = text if text is not None else here.settings.budget
-    return budgets.Budget.default() if text is None else budgets.Budget.parse(text)
+    return Reply(asdict(done), lambda: output.say(output.purge_text(done)))

@@ -6,17 +6,16 @@ from typing import Annotated
 
 import typer
 
-from kvedit.cli.options import Json, app
+from kvedit.cli.command import Reply, command
 from kvedit.cli.workspace import here
 
 
-@app.command(epilog="Example: kvedit repl")
+@command(example="kvedit repl")
 def repl(
     session: Annotated[
         str | None, typer.Option("--session", "-s", metavar="NAME", help="Session; else the current one.")
     ] = None,
     no_history: Annotated[bool, typer.Option("--no-history", help="Remember no line that is typed.")] = False,
-    json: Json = False,
 ) -> None:
     """Open the REPL: the same commands, with the model kept warm. So does `kvedit` alone.
 
@@ -24,11 +23,11 @@ def repl(
     """
     from kvedit.cli.repl.loop import run
 
-    here.name, here.as_json = session, json
+    here.name, here.as_json = session, not here.streams
     run(history=not no_history)
 
 
-@app.command(epilog="Example: kvedit replay sessions/contract/script.kvedit")
+@command(example="kvedit replay sessions/contract/script.kvedit")
 def replay(
     script: Annotated[str, typer.Argument(help="Script to run; - is standard input.")],
     keep_going: Annotated[
@@ -38,8 +37,7 @@ def replay(
         str | None,
         typer.Option("--jsonl", metavar="OUT", help="Write one JSON record a command to this file."),
     ] = None,
-    json: Json = False,
-) -> None:
+) -> Reply:
     """Run a script of commands, one a line, and check what it expects.
 
     Paths in a script count from the script's folder. Exit code 1 means that an expectation
@@ -47,6 +45,4 @@ def replay(
     """
     from kvedit.cli.replay import replay_script
 
-    code = replay_script(script, keep_going=keep_going, jsonl=jsonl, as_json=json)
-    if code:
-        raise typer.Exit(code)
+    return replay_script(script, keep_going=keep_going, jsonl=jsonl)

@@ -9,16 +9,10 @@ from typing import Any
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 
-from kvedit.cli.options import POLICY_NAMES
+from kvedit.cli import settings
 from kvedit.cli.output import one_line
-from kvedit.cli.repl.line import SETTINGS, commands
-from kvedit.names import DECODE_WEIGHTS
+from kvedit.cli.repl.line import commands
 
-_VALUES = {
-    "policy": POLICY_NAMES,
-    "budget": ("5%", "10%", "128t", "full", "default"),
-    "decode-weights": (*DECODE_WEIGHTS, "default"),
-}
 _FILES = ("file", "output", "script", "jsonl")
 
 
@@ -80,8 +74,8 @@ class CommandCompleter(Completer):
         if words[0] == "help":
             return self._commands if len(words) == 1 else ()
         if len(words) == 1:
-            return SETTINGS
-        return _VALUES.get(words[1], ("on", "off")) if len(words) == 2 else ()
+            return settings.names()
+        return settings.values(words[1]) if len(words) == 2 and settings.is_known(words[1]) else ()
 
     def _values(self, command: Any, parameter: Any, typed: str) -> Iterable[Any]:
         if parameter.name in _FILES:

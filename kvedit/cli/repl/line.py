@@ -8,20 +8,10 @@ from typing import Any
 
 from typer.main import get_command
 
-from kvedit.cli import output as render
-from kvedit.cli.options import POLICY_NAMES, app, check_one_of
+from kvedit.cli import output, settings
+from kvedit.cli.command import Reply, app, give, report
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
-from kvedit.names import DECODE_WEIGHTS
-
-SETTINGS = {
-    "budget": "5%, 128t, 0, full or default",
-    "policy": "a policy",
-    "decode-weights": f"{', '.join(DECODE_WEIGHTS)} or default",
-    "chat": "on or off",
-    "heal": "on or off",
-}
-"""What `set` knows, and what it takes."""
 
 
 def commands() -> dict[str, Any]:
@@ -98,13 +88,14 @@ def run_line(line: str) -> int:
             return 0
         check_verb(words[0])
         if words == ["help", "set"]:
-            render.say("\n".join(f"set {name} VALUE: {takes}" for name, takes in SETTINGS.items()))
+            output.say("\n".join(f"set {name} VALUE: {settings.takes(name)}" for name in settings.names()))
             return 0
         if words[0] == "help":
             words = [*words[1:], "--help"]
+        if here.quiet and not {"-h", "--help", "--version"}.isdisjoint(words):
+            return 0  # Typer prints these on stdout, where the JSON of a replay goes
     except KveditError as error:
-        here.failure = error
-        render.show_error(error, as_json=here.as_json)
+        report(error, here.as_json)
         return error.exit_code
     try:
         app(args=words, prog_name="kvedit")
@@ -134,36 +125,14 @@ def check_verb(word: str) -> None:
 
 
 def _set(words: list[str]) -> None:
-    """Change a default of this process, or show them all."""
-    settings = here.settings
+    """Change a setting of this process, or show one or all."""
     if len(words) == 2:
-        name, value = words
-        if name == "budget":
-            from kvedit.repair.budget import Budget
-
-            settings.budget = None if value == "default" else Budget.parse(value).text
-        elif name == "policy":
-            check_one_of("policy", value, POLICY_NAMES)
-            settings.policy = value
-        elif name == "decode-weights":
-            check_one_of(name, value, (*DECODE_WEIGHTS, "default"))
-            settings.decode_weights = None if value == "default" else value
-        elif name in ("chat", "heal"):
-            check_one_of(name, value, ("on", "off"))
-            setattr(settings, name, value == "on")
-    if words and (len(words) != 2 or words[0] not in SETTINGS):
-        known = "; ".join(f"{name} ({takes})" for name, takes in SETTINGS.items())
-        fact = (
-            f"'set {words[0]}' needs one value." if words[0] in SETTINGS else f"Unknown setting '{words[0]}'."
-        )
-        raise UsageError(fact, f"Settings: {known}.")
-    record = {
-        "budget": settings.budget or "default",
-        "policy": settings.policy,
-        "decode_weights": settings.decode_weights or "default",
-        "chat": "on" if settings.chat else "off",
-        "heal": "on" if settings.heal else "off",
-    }
-    chosen = words[:1] or SETTINGS
-    shown = "\n".join(f"{name} {record[name.replace('-', '_')]}" for name in chosen)
-    here.give(record, here.as_json, lambda: render.say(shown))
+        here.settings.set(*words)
+    elif words and not settings.is_known(words[0]):
+        raise settings.unknown(words[0])
+    elif len(words) > 2:
+        raise UsageError(f"'set {words[0]}' needs one value.", f"Give {settings.takes(words[0])}.")
+    # Version 2 says `conversation` where the first said `chat`.
+    record = {"schema_version": 2, **here.settings.record()}
+    shown = "\n".join(here.settings.shown(name) for name in words[:1] or settings.names())
+    give(Reply(record, lambda: output.say(shown)), here.as_json)

@@ -12,7 +12,7 @@ from types import FrameType
 
 import typer
 
-from kvedit.cli import output as render
+from kvedit.cli import output
 from kvedit.cli.repl.line import is_open, lines_of, run_line
 from kvedit.cli.repl.terminal import Abandoned, line_reader
 from kvedit.cli.workspace import here
@@ -77,7 +77,7 @@ class _Repl:
         """Prompt and run until the user leaves."""
         before = signal.signal(signal.SIGINT, self._stop)
         try:
-            render.say(_WELCOME)
+            output.say(_WELCOME)
             self._warm_up()
             return self._loop() or (130 if self._leave else 0)
         except KeyboardInterrupt:
@@ -117,11 +117,11 @@ class _Repl:
             if str(abandoned):  # a line was cleared, and that is all
                 return ""
         except KeyboardInterrupt:  # as a signal, which is noted already
-            render.say("")
+            output.say("")
         except EOFError:
             return None
         if not self._leave:
-            render.say("Ctrl-D leaves; so does Ctrl-C twice.")
+            output.say("Ctrl-D leaves; so does Ctrl-C twice.")
         return ""
 
     def _warm_up(self) -> None:
@@ -133,9 +133,9 @@ class _Repl:
                 self._opening = False
                 here.ready(session)
             except SessionError as error:
-                render.say(f"{render.one_line(error.fact)}\n{render.one_line(error.remedy)}")
+                output.say(f"{output.one_line(error.fact)}\n{output.one_line(error.remedy)}")
             except KveditError as error:
-                render.show_error(error, as_json=False)
+                output.show_error(error, as_json=False)
             finally:
                 self._opening = False
 
@@ -147,7 +147,7 @@ class _Repl:
             yield
         except KeyboardInterrupt:
             self._inside = False
-            render.say("Interrupted; the session is intact.")
+            output.say("Interrupted; the session is intact.")
         finally:
             self._inside = False
 

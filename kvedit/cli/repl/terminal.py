@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvedit.cli import output as render
+from kvedit.cli import output
 from kvedit.cli.repl.line import is_open
 from kvedit.cli.workspace import here
+from kvedit.repair.options import Options
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -44,7 +45,7 @@ def _ask_plainly() -> str:
         while is_open(text):
             text += "\n" + input(_CONTINUED)
     except EOFError:
-        render.say("")  # what comes next begins a line
+        output.say("")  # what comes next begins a line
         raise
     return text
 
@@ -100,6 +101,7 @@ def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
     from rich.cells import cell_len, set_cell_size
 
     settings, session = here.settings, here.held
+    options = Options(**settings.options)
     if session is None:
         parts = ["no session: load FILE"]
     else:
@@ -108,13 +110,13 @@ def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
             session.name,
             f"{len(session.rows):,} tokens",
             f"stale {share:.1f}%",
-            f"budget {settings.budget or '5%'}",
-            settings.policy,
+            f"budget {options.budget.text}",
+            options.policy,
         ]
-    parts += ["chat"] * settings.chat
+    parts += ["conversation"] * options.conversation
     parts += ["heal off"] * (not settings.heal)
     parts += [f"healing stopped: {healer.problem}"] * (healer.problem is not None)
-    parts = [render.one_line(part) for part in parts]
+    parts = [output.one_line(part) for part in parts]
     width = prompt.app.output.get_size().columns - 1
     text = ""
     for part in parts:
@@ -144,9 +146,9 @@ def _history() -> History | None:
         if b"\0" in data:
             raise ValueError("it holds a zero byte")
     except (OSError, ValueError) as error:
-        render.say(
-            f"Warning: the history in {render.one_line(str(path))} cannot be used "
-            f"({render.one_line(str(error))}); this run's is not remembered.\n"
+        output.say(
+            f"Warning: the history in {output.one_line(str(path))} cannot be used "
+            f"({output.one_line(str(error))}); this run's is not remembered.\n"
             "Move the file away to begin a new one."
         )
         return None

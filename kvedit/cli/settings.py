@@ -1,0 +1,109 @@
+"""The settings of a process: defaults for the options of a question, and whether the REPL heals.
+
+They follow the fields of `Options` whose spelling names a setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from kvedit.errors import UsageError, check_one_of
+from kvedit.repair.options import Options, as_word, spelling
+
+_DEFAULT = "default"
+_SWITCH = ("on", "off")
+_HEAL = "heal"
+_OLD_NAMES = {"chat": "conversation"}  # accepted from older scripts, shown nowhere
+
+
+def _fields() -> dict[str, Field[Any]]:
+    """Return the fields of `Options` that `set` knows, by the setting's name."""
+    return {name: each for each in fields(Options) if (name := spelling(each).setting) is not None}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all settings."""
+    return (*_fields(), _HEAL)
+
+
+def values(name: str) -> Sequence[str]:
+    """Return the values to suggest for a setting."""
+    each = _fields().get(name)
+    if each is None or isinstance(each.default, bool):
+        return _SWITCH
+    return (*(spelling(each).choices or spelling(each).examples), _DEFAULT)
+
+
+def takes(name: str) -> str:
+    """Say what a setting takes, for help and errors."""
+    *most, last = values(name)
+    return f"{', '.join(most)} or {last}"
+
+
+@dataclass(slots=True)
+class Settings:
+    """What `set` changes.
+
+    Attributes:
+        options: Values for fields of `Options` in place of their defaults.
+        heal: Whether the REPL heals while it waits.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    heal: bool = True
+
+    def set(self, name: str, word: str) -> None:
+        """Change a setting.
+
+        Args:
+            name: The setting.
+            word: Its value as typed; `default` takes a change back.
+
+        Raises:
+            UsageError: The setting is unknown, or the value is not valid.
+        """
+        name = _OLD_NAMES.get(name, name)
+        each = _fields().get(name)
+        if each is None and name != _HEAL:
+            raise unknown(name)
+        if each is None or isinstance(each.default, bool):
+            check_one_of(name, word, _SWITCH)
+            if each is None:
+                self.heal = word == "on"
+            else:
+                self.options[each.name] = word == "on"
+        elif word == _DEFAULT:
+            self.options.pop(each.name, None)
+        else:
+            value = spelling(each).parse(word)
+            Options(**{each.name: value})  # refuses what is not valid
+            self.options[each.name] = value
+
+    def record(self) -> dict[str, str]:
+        """Return all settings as words, by the field's name."""
+        found = {each.name: self._word(each) for each in _fields().values()}
+        return {**found, _HEAL: "on" if self.heal else "off"}
+
+    def shown(self, name: str) -> str:
+        """Return one setting as `set` takes it."""
+        each = _fields().get(name := _OLD_NAMES.get(name, name))
+        return f"{name} {self.record()[_HEAL if each is None else each.name]}"
+
+    def _word(self, each: Field[Any]) -> str:
+        if isinstance(each.default, bool):
+            return "on" if self.options.get(each.name, each.default) else "off"
+        if each.name in self.options:
+            return as_word(self.options[each.name])
+        return each.default if isinstance(each.default, str) else _DEFAULT
+
+
+def is_known(name: str) -> bool:
+    """Whether there is a setting of that name."""
+    return _OLD_NAMES.get(name, name) in names()
+
+
+def unknown(name: str) -> UsageError:
+    """Return the error for a setting that does not exist."""
+    return UsageError(f"Unknown setting '{name}'.", f"Settings: {', '.join(names())}.")
