@@ -176,8 +176,8 @@ BAD = """
 2; is empty; load empty.txt -m {model} | load mark.txt -m {model}
 2; binary file: byte 3; load binary.txt -m {model}
 2; byte 3; load latin.txt -m {model}
-2; --device cannot be 'tpu'; load fine.txt -m {model} --device tpu
-2; --dtype cannot be 'int8'; load fine.txt -m {model} --dtype int8
+2; Unknown device 'tpu'; load fine.txt -m {model} --device tpu
+2; Unknown dtype 'int8'; load fine.txt -m {model} --dtype int8
 2; already; load contract.txt -m {model}
 2; cannot name a session; load fine.txt -m {model} -s ../up
 2; lines 1 to 22; delete --lines 23 | delete -l 1 -l 20-40 | delete --lines 0-3 | show --lines 99

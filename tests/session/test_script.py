@@ -102,8 +102,8 @@ def sessions_in(folder: Path, model: Model) -> Iterator[None]:
         patch.setenv("KVEDIT_HOME", str(folder / "sessions"))
         patch.setenv("COLUMNS", "80")
         patch.setattr("kvedit.checkpoint.opening.open_model", lambda directory, **more: model)
-        for room in ("typer.main", "kvedit.cli.repl.line"):  # which is slow, and done for each line anew
-            patch.setattr(f"{room}.get_command", lambda _: PARSER)
+        for module in ("typer.main", "kvedit.cli.repl.line"):  # which is slow, and done for each line anew
+            patch.setattr(f"{module}.get_command", lambda _: PARSER)
         here.folder, here.warm, here.name, here.settings = folder, True, None, Settings()
         try:
             yield

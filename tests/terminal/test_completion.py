@@ -65,7 +65,7 @@ def test_a_file_name_of_any_characters_is_completed_as_one_word(home: Path, name
         ("sessions c", ["sessions copy", "sessions compact", "sessions check"]),
         ("load an", ["load annex.md"]),
         ("append --file ann", ["append --file annex.md"]),
-        ("set ", ["set budget", "set policy", "set decode-weights", "set chat", "set heal"]),
+        ("set ", ["set budget", "set policy", "set decode-weights", "set conversation", "set heal"]),
         ("set decode-weights ", [f"set decode-weights {kind}" for kind in ("bf16", "int4", "default")]),
         ("set heal o", ["set heal on", "set heal off"]),
         ("help und", ["help undo"]),
@@ -83,7 +83,7 @@ def test_the_repl_offers_what_can_stand_there(sessions: Path, text: str, lines: 
 
 
 def test_the_repl_offers_every_policy_and_every_option(sessions: Path) -> None:
-    assert offered("set policy ") == [f"set policy {name}" for name in POLICIES]
+    assert offered("set policy ") == [f"set policy {name}" for name in (*POLICIES, "default")]
     assert {"ask --budget", "ask --policy", "ask --continue", "ask --json"} <= set(offered("ask --"))
 
 

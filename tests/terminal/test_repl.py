@@ -199,11 +199,11 @@ def test_settings_are_the_defaults_of_later_questions(contract: Path) -> None:
     done = repl(*lines, options=("--json",))
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert records[0] == {
-        "schema_version": 1,
+        "schema_version": 2,
         "budget": "7t",
         "policy": "sur-seam",
         "decode_weights": "default",
-        "chat": "off",
+        "conversation": "off",
         "heal": "on",
     }
     assert (records[3]["policy"], records[3]["rows"]["refreshed"]) == ("units-bm25", 7)
@@ -214,11 +214,11 @@ def test_settings_are_the_defaults_of_later_questions(contract: Path) -> None:
     "line",
     [
         *("set budget lots", "set policy best", "set decode-weights int2"),
-        *("set chat maybe", "set tempo 3", "set x"),
+        *("set conversation maybe", "set tempo 3", "set x"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(home: Path, line: str) -> None:
-    usual = "budget default\npolicy sur-seam\ndecode-weights default\nchat off\nheal on\n"
+    usual = "budget default\npolicy sur-seam\ndecode-weights default\nconversation off\nheal on\n"
     assert repl(line, "set", code=2).stderr.endswith(usual)
 
 
@@ -235,7 +235,7 @@ def test_decode_weights_that_are_set_serve_later_questions(contract: Path) -> No
 def test_chat_keeps_the_conversation(contract: Path) -> None:
     assert run_line("ask --max-new-tokens 2 Who?") == 0
     assert Session.open()._state.revision.turns == ()
-    repl("set chat on", "ask --max-new-tokens 2 Who?")
+    repl("set conversation on", "ask --max-new-tokens 2 Who?")
     first = len(Session.open()._state.revision.turns)
     assert first
     repl("ask --continue --max-new-tokens 2 Why?")

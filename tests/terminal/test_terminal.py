@@ -205,8 +205,8 @@ def test_a_person_edits_asks_resizes_and_leaves(pane: Pane, sessions: Path) -> N
 def test_lines_of_an_earlier_run_come_back_and_ctrl_c_twice_leaves(pane: Pane) -> None:
     pane.start()
     assert "Load a document first" in pane.sees(r"^no session: load FILE$")
-    pane.line("set chat on")
-    pane.sees(r"^chat on$")
+    pane.line("set conversation on")
+    pane.sees(r"^conversation on$")
     pane.line("insert --after 1 'two")
     pane.sees(r"^   \.\.\.>")
     pane.line("lines'")
@@ -218,9 +218,9 @@ def test_lines_of_an_earlier_run_come_back_and_ctrl_c_twice_leaves(pane: Pane) -
     pane.keys("Up")
     pane.sees(r"^kvedit> insert --after 1 'two\n   \.\.\.> lines'$")
     pane.keys("Up", "Up")
-    pane.sees(r"^kvedit> set chat on$")
+    pane.sees(r"^kvedit> set conversation on$")
     pane.line("")
-    pane.sees(r"^chat on$")
+    pane.sees(r"^conversation on$")
     pane.line("nosuch --lines")
     pane.sees(r"^Error: Unknown command 'nosuch'.$")
     assert re.findall(r"\x1b\[[0-9;]*m", pane.screen("-e")) == []
@@ -301,8 +301,8 @@ def test_ctrl_c_stops_each_phase_and_keeps_what_is_whole(pane: Pane, sessions: P
 def test_a_dumb_terminal_gets_plain_lines(pane: Pane) -> None:
     pane.start(TERM="dumb", columns=40)
     pane.sees(r"^kvedit>")
-    pane.line("set chat on")
-    pane.sees(r"^chat on$")
+    pane.line("set conversation on")
+    pane.sees(r"^conversation on$")
     pane.line("append 'one")
     pane.sees(r"^   \.\.\.>")
     pane.line("more'")
