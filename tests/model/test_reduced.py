@@ -75,7 +75,7 @@ def test_layers_of_fewer_bits_give_nearly_the_same(biases: bool, rows: int) -> N
 
 
 def test_what_cannot_be_reduced_is_refused(llama: Model, stock_models: dict[str, Model]) -> None:
-    with pytest.raises(UsageError, match="There are no decode weights 'int2'"):
+    with pytest.raises(UsageError, match="Unknown decode weights 'int2'"):
         llama.reduced("int2")
     with pytest.raises(UsageError, match="not of 4 bits"):
         llama.reduced("int4")

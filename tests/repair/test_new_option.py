@@ -16,7 +16,7 @@ from kvedit.repair import options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class More(options.Options):
     mood: str = options.option(
-        "calm", "A field for this test.", metavar="NAME", choices=("calm", "wild"), selects=True, setting="mood"
+        "calm", "A field for this test.", choices=("calm", "wild"), selects=True, setting="mood"
     )
 
 

@@ -129,7 +129,7 @@ def rebuilt(folder: Path, session: Session, *, by_line: bool = True) -> Session:
                 assert run_line(line) == 0, line
         else:
             (folder / "script.kvedit").write_bytes(script.encode())
-            assert replay_script("script.kvedit", keep_going=False, jsonl=None, as_json=False) == 0
+            assert replay_script("script.kvedit", keep_going=False, jsonl=None).exit_code == 0
         return Session.open()
 
 
@@ -256,7 +256,7 @@ def test_a_script_with_a_quotation_mark_that_is_never_closed_runs_up_to_it(llama
     lines = [f"load doc.txt -m {llama.directory}", "delete --lines 1", "ask 'who", "delete --lines 1"]
     (tmp_path / "bad.kvedit").write_text("\n".join(lines))
     with sessions_in(tmp_path, llama):
-        assert replay_script("bad.kvedit", keep_going=False, jsonl=None, as_json=False) == 2
+        assert replay_script("bad.kvedit", keep_going=False, jsonl=None).exit_code == 2
         assert Session.open().document.line_count == 5
     assert "quotation mark" in capsys.readouterr().err
 

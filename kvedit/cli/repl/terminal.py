@@ -101,7 +101,7 @@ def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
     from rich.cells import cell_len, set_cell_size
 
     settings, session = here.settings, here.held
-    options = Options(**settings.options)
+    options, budget = Options(**settings.options), settings.options.get("budget")
     if session is None:
         parts = ["no session: load FILE"]
     else:
@@ -110,7 +110,7 @@ def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
             session.name,
             f"{len(session.rows):,} tokens",
             f"stale {share:.1f}%",
-            f"budget {options.budget.text}",
+            f"budget {'5%' if budget is None else budget.text}",
             options.policy,
         ]
     parts += ["conversation"] * options.conversation
