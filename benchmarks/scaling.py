@@ -154,7 +154,9 @@ def ready_cache(place: Place, first: bool) -> Run:
     start = clock()
     session = place.open()
     session._state.working.reserve(len(session.rows))
-    for _ in session._state.gather(session.rows, session._state.working.differing(session.rows)):
+    for _ in session._state.segments.gather(
+        session._state.working, session.rows, session._state.working.differing(session.rows)
+    ):
         pass
     return Run(clock() - start, len(session.rows))
 

@@ -218,7 +218,9 @@ class Bench:
         session = self._open("exact")
         session._state.read_segments()
         session._state.working.reserve(len(session.rows))
-        for _ in session._state.gather(session.rows, np.arange(len(session.rows))):
+        for _ in session._state.segments.gather(
+            session._state.working, session.rows, np.arange(len(session.rows))
+        ):
             pass
         spent, held = clock() - start, session._state.working.cache
         return {"open": spent, "copy": seconds(lambda: (held.keys.clone(), held.values.clone()))}

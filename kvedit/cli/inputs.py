@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvedit.cli import output
 from kvedit.cli.options import check_place
+from kvedit.cli.progress import working
 from kvedit.cli.workspace import here
 from kvedit.errors import UsageError, check_one_of
 
@@ -91,7 +92,7 @@ def texts_of(place: str | None) -> list[str]:
 def open_model(name: str, device: str, dtype: str) -> Model:
     """Find and open a model, and check it as `load` does; show that this goes on."""
     check_place(device, dtype)
-    with output.working("Loading the model") as say:
+    with working("Loading the model") as say:
         from kvedit.checkpoint import opening
         from kvedit.checkpoint.resolve import resolve
 

@@ -97,7 +97,7 @@ def show_status(status: Status) -> None:
         ("edits", f"{status.edits:,} since load, {status.created[:19]}Z"),
     ]
     if status.conversation:
-        rows.append(("chat", f"{count(status.conversation, 'token')} after the document"))
+        rows.append(("conversation", f"{count(status.conversation, 'token')} after the document"))
     if status.undone:
         rows.append(("undone", f"{count(status.undone, 'edit')} to redo"))
     for name, value in rows:
@@ -181,7 +181,7 @@ def show_explanation(found: Explanation, document: Document) -> None:
     screen = console()
     table.add_column("unit", no_wrap=True, overflow="ellipsis", max_width=max(8, screen.width - 30))
     for unit in found.units[:12]:
-        lines = "chat" if not unit.first_line else str(unit.first_line)
+        lines = "conversation" if not unit.first_line else str(unit.first_line)
         if unit.last_line > unit.first_line:
             lines += f"-{unit.last_line}"
         spelled = " ".join(unit.text.split())

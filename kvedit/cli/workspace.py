@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvedit.cli import output
+from kvedit.cli.progress import working
 from kvedit.cli.settings import Settings
 from kvedit.errors import KveditError
 
@@ -76,7 +76,7 @@ class Workspace:
         if model is None and warm is not None and (warm.parts, warm.dtype_name) == (kept.parts, kept.dtype):
             session.use_model(warm)
             return
-        with output.working("Loading the model") as report:
+        with working("Loading the model") as report:
             session.use_model(model, report)
 
     def hold(self, session: Session) -> None:

@@ -93,7 +93,7 @@ class Asking:
     def tokens(self, question: str) -> Generator[Token, None, Answer]:
         """Answer, token by token; see `Session.ask`."""
         options, timings, total = self.options, self.timings, len(self.rows)
-        question_ids = self._question_ids(question)
+        question_ids = self.question_ids(question)
         limit = self._limit(len(question_ids))
         suffix, replay_s = int(self.rows.suffix.sum()), self.session.replay_s
         budget_rows = options.budget.resolve(suffix)
@@ -141,7 +141,7 @@ class Asking:
         """Say what would be refreshed for a question, and why. Changes nothing."""
         session, rows = self.session, self.rows
         total, suffix = len(rows), int(rows.suffix.sum())
-        self._limit(len(self._question_ids(question)))  # what cannot be asked is not explained
+        self._limit(len(self.question_ids(question)))  # what cannot be asked is not explained
         self.shift(total + len(session.tokenizer.encode_text(question)))  # with room for a probe
         selection = self.repair(question).select(self.options)
         return Explanation(
@@ -174,7 +174,7 @@ class Asking:
             session.read_segments()
         with self.timings.measure("shift"):
             working.reserve(capacity)
-            gathered = sum(session.gather(rows, working.differing(rows)))
+            gathered = sum(session.segments.gather(session.working, rows, working.differing(rows)))
         self.timings.add("shift", 0.0, gathered)
 
     def repair(self, question: str) -> Repair:
@@ -198,7 +198,8 @@ class Asking:
         exact = self.session.exact_past()
         return None if exact is None else Past(exact[0], self.rows.found_in(exact[1]))
 
-    def _question_ids(self, question: str) -> IntArray:
+    def question_ids(self, question: str) -> IntArray:
+        """Return the ids of a question as the prompt writes it, `int64 [N]`."""
         session = self.session
         next_turn = self.options.conversation and bool(session.revision.turns)
         return session.prompt.question_ids(session.tokenizer, question, next_turn=next_turn)

@@ -12,11 +12,13 @@ from kvedit.cache.rows import RowTable
 from kvedit.repair.budget import Budget
 from kvedit.repair.refresh import refresh_
 from kvedit.repair.reports import Healed
-from kvedit.session.state import KEEP_ROWS, State
+from kvedit.session.state import State
 from kvedit.timing import clock, waiter
 
 # To begin with, and at least: a few rows take about as long as one, so fewer would heal ever less.
 _PIECE_ROWS = 8
+KEEP_ROWS = 1024
+"""Rows that healing computes at most before it keeps them."""
 _PIECE_S = 0.5  # time of a piece, and so the delay of an interrupt
 
 
@@ -128,5 +130,5 @@ class Healing:
         session.working.reserve(total)
         wanted = session.working.differing(self._rows)
         wanted = wanted[wanted < self.frontier]
-        for _ in session.gather(self._rows, wanted):
+        for _ in session.segments.gather(session.working, self._rows, wanted):
             yield

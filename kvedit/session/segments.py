@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvedit.model.model import Model
+    from kvedit.repair.working import WorkingCache
 
 IntArray = npt.NDArray[np.int64]
+_GATHER_ROWS = 256  # a short piece, and few pages of files at once
 
 
 class Segments:
@@ -71,12 +74,21 @@ class Segments:
             if (layers, heads, width) != (model.layers, model.heads, model.width):
                 raise damaged(f"segment {name}", "has other sizes than the model")
 
-    def release(self) -> None:
-        """Give back the memory pages of the mapped files; a later access reads them again."""
+    def gather(self, working: WorkingCache, rows: RowTable, wanted: IntArray) -> Iterator[int]:
+        """Bring rows into a working cache, some at a time; yield how many each time.
+
+        Args:
+            working: Has room for all rows of the table.
+            rows: A table of rows in the segments that were read.
+            wanted: Which of its rows, sorted; none of them is missing.
+        """
         from kvedit.store.tensorfile import release
 
-        for keys, _ in self.states.values():
-            release(keys)
+        for first in range(0, len(wanted), _GATHER_ROWS):
+            yield working.gather_(rows, wanted[first : first + _GATHER_ROWS], self.states)
+            for keys, _ in self.states.values():
+                release(keys)  # a cache that is gathered from all its segments would be in memory twice
+        working.cache.length = len(rows)
 
     def clear(self) -> None:
         """Drop all segments, which closes their files; they are read again when needed."""

@@ -19,6 +19,7 @@ from kvedit.repair.budget import Budget
 from kvedit.repair.options import Options
 from kvedit.repair.reports import Answer, Change, Explanation, Healed, Purge, Status, Token, Verification
 from kvedit.session import facts, history
+from kvedit.session.parts import source_document
 from kvedit.session.script import script
 from kvedit.session.state import State
 from kvedit.store.home import Home
@@ -249,7 +250,7 @@ class Session:
 
     def source_document(self) -> Document:
         """Read the file that the session was loaded from, as it is now; raises as `sync` does."""
-        return self._state.source_document()
+        return source_document(self.manifest, self.document.source.named)
 
     def undo(self, count: int = 1) -> Change:
         """Undo edits: restore the text and its rows; nothing is recomputed.

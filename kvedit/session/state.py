@@ -1,16 +1,10 @@
-"""The present state of a session: what is on disk, and what of it is in memory.
-
-`Session` has the verbs; here is what they stand on. Loads no torch until something is computed.
-"""
+"""The state of a session, on disk and in memory. Imports no torch until something is computed."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +12,8 @@ import numpy.typing as npt
 from msgspec import structs
 
 from kvedit.cache.rows import RowTable
-from kvedit.errors import ModelError, SessionError, UsageError
+from kvedit.errors import SessionError
+from kvedit.session.parts import check_ids, check_same_model, open_kept_model, tokenizer_of, unrolled
 from kvedit.session.segments import Segments
 from kvedit.store.files import damaged
 from kvedit.store.journal import Journal
@@ -29,7 +24,6 @@ from kvedit.text.units import UNIT_CAP, unit_of_rows
 from kvedit.timing import now
 from kvedit.tokens.prompt import Prompt, check_context, encode_body
 from kvedit.tokens.splice import Splice, Tokens
-from kvedit.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from kvedit.cache.kv import States
@@ -37,9 +31,6 @@ if TYPE_CHECKING:
     from kvedit.repair.working import WorkingCache
 
 IntArray = npt.NDArray[np.int64]
-KEEP_ROWS = 1024
-"""Rows that healing computes at most before it keeps them."""
-_GATHER_ROWS = 256  # a short piece, and few pages of files at once
 
 
 class State:
@@ -69,7 +60,7 @@ class State:
     def reload(self) -> None:
         """Read manifest, journal, tokenizer and present revision from disk."""
         manifest, journal = self.store.read()
-        self.tokenizer = _tokenizer(self.store.read_tokenizer(manifest.tokenizer))
+        self.tokenizer = tokenizer_of(self.store.read_tokenizer(manifest.tokenizer))
         if self.tokenizer.fingerprint != manifest.model.parts["tokenizer"]:
             raise damaged("the tokenizer", "is not that of the model")
         if self._model is not None and manifest.model.differs_from(self._model.parts):
@@ -80,7 +71,7 @@ class State:
         document = Document(revision.text, Source(manifest.source, manifest.encoding, manifest.bom))
         tokens = self.tokenizer.encode_text(document.text)
         expected = len(manifest.head_ids) + len(tokens) + len(revision.turns)
-        rows = _unrolled(revision, expected)
+        rows = unrolled(revision, expected)
         self.manifest, self.journal, self.revision = manifest, journal, revision
         self.document, self.tokens, self.rows = document, tokens, rows
 
@@ -93,13 +84,13 @@ class State:
         """Give the ids of all rows of a revision, `int64 [N]`, and where each of them lives."""
         revision = self.journal.revision(number)
         ids = self._joined(self.tokenizer.encode_text(revision.text).ids, revision.turns)
-        return ids, _unrolled(revision, len(ids))
+        return ids, unrolled(revision, len(ids))
 
     def _joined(self, body: IntArray, turns: Sequence[int]) -> IntArray:
         head, spoken = (np.array(part, dtype=np.int64) for part in (self.manifest.head_ids, turns))
         ids = np.concatenate([head, body, spoken])
         if self._model is not None:
-            _check_ids(ids, self._model)
+            check_ids(ids, self._model)
         return ids
 
     @property
@@ -172,22 +163,7 @@ class State:
 
     def find_model(self, name: str | None = None, report: Callable[[str], None] = lambda text: None) -> Model:
         """Open the model from where it was at load, or from `name`; raises as `model` does."""
-        from kvedit.checkpoint.opening import open_model
-        from kvedit.checkpoint.resolve import resolve
-
-        record = self.manifest.model
-        at_load = Path(record.directory)
-        known = name is None and at_load.is_absolute() and os.path.isdir(at_load)
-        try:
-            directory = at_load if known else resolve(name or record.name, report)
-        except (OSError, RuntimeError, ValueError) as error:  # too long for a file, a home that nobody has
-            raise ModelError(
-                f"The model '{name or record.name}' cannot be looked for: "
-                f"{getattr(error, 'strerror', None) or error}.",
-                "Give its folder with --model.",
-            ) from None
-        # It was admitted at load, but the versions of the libraries may be others since.
-        return open_model(directory, device=record.device, dtype=record.dtype)
+        return open_kept_model(self.manifest.model, name, report)
 
     def use_model(self, model: Model) -> None:
         """Give the session the model that computed its rows.
@@ -197,32 +173,10 @@ class State:
         """
         if model is self._model:
             return
-        if part := self.manifest.model.differs_from(model.parts):
-            raise SessionError(
-                f"The session was computed by another model: the {part.replace('_', ' ')} differs.",
-                f"Use the model '{self.manifest.model.name}' as it was, or load the document "
-                "again with `kvedit load FILE --force`.",
-            )
-        _check_ids(self.manifest.head_ids, model)
+        check_same_model(self.manifest.model, model)
+        check_ids(self.manifest.head_ids, model)
         self.segments.check_sizes(model)
         self._model, self._working = model, None
-
-    def source_document(self) -> Document:
-        """Read the file that the session was loaded from, as it is now.
-
-        Raises:
-            UsageError: The file is missing, not a plain file, or not text.
-        """
-        path = self.manifest.source
-        if path == "-":
-            raise UsageError(
-                "The session was loaded from standard input, not from a file.",
-                "Use `kvedit edit`, or load a file.",
-            )
-        if os.path.exists(path) and not os.path.isfile(path):
-            # The session may come from a stranger: reading a pipe can block, and some devices never end.
-            raise UsageError(f"{path} is not a plain file.", "Load the document from a file.")
-        return Document.read(path, self.document.source.named)
 
     @contextmanager
     def writing(self, command: str) -> Iterator[None]:
@@ -250,18 +204,6 @@ class State:
             SessionError: One is missing or damaged, or holds other tokens than the document.
         """
         return self.segments.read(self.rows, self.ids, self.manifest.model.dtype, self._model, limit)
-
-    def gather(self, rows: RowTable, wanted: IntArray) -> Iterator[int]:
-        """Bring rows into the working cache, some at a time; give how many each time.
-
-        Args:
-            rows: A table of rows in the segments that were read; there is room for it.
-            wanted: Which of its rows, sorted; they have a state.
-        """
-        for first in range(0, len(wanted), _GATHER_ROWS):
-            yield self.working.gather_(rows, wanted[first : first + _GATHER_ROWS], self.segments.states)
-            self.segments.release()
-        self.working.cache.length = len(rows)
 
     def edit(self, edits: Sequence[Edit], command: str) -> Splice:
         """Change the text; nothing is computed. The caller holds the lock.
@@ -356,35 +298,3 @@ class State:
             place = states.rows.cpu().numpy()
             rows = rows.computed(place, self.store.write_segment(states, ids[place]))
         self.commit(command, rows, turns=turns)
-
-
-@lru_cache(maxsize=2)
-def _tokenizer(serialized: str) -> Tokenizer:
-    """Make a tokenizer, or take the one that another session of this process has made."""
-    try:
-        return Tokenizer(serialized)
-    except Exception:  # whatever the library says of it; the class is not more exact
-        raise damaged("the tokenizer", "cannot be understood") from None
-
-
-def _unrolled(revision: Revision, expected: int) -> RowTable:
-    """Give the rows of a revision of so many tokens; they are counted before memory is taken for them.
-
-    Raises:
-        SessionError: They are more or fewer, or some before the frontier have no state.
-    """
-    total, frontier = sum(piece.length for piece in revision.rows), revision.entry.frontier
-    if total != expected:
-        raise SessionError(
-            f"The session is damaged: it has {total} rows for {expected} tokens.",
-            "Load the document again with `kvedit load FILE --force`.",
-        )
-    rows = RowTable.from_pieces(revision.rows, frontier)
-    if frontier > total or rows.missing[:frontier].any():
-        raise damaged(f"revision {revision.entry.number}", "has missing rows before its frontier")
-    return rows
-
-
-def _check_ids(ids: Sequence[int] | IntArray, model: Model) -> None:
-    if len(ids) and int(np.max(ids)) >= model.vocabulary:
-        raise damaged("a token id", "is none of the model's")

@@ -32,25 +32,22 @@ def verify(
 ) -> Verification:
     """Compare; see `Session.verify`. Nothing is kept."""
     model, ids = session.model, session.ids
-    total = len(ids)
-    timings = Timings()
-    asking = Asking(session, options, timings, lambda name: None)
+    asking = Asking(session, options, Timings(), lambda name: None)
     # Without --continue a question sees head and document alone, and so do its two caches.
     seen = len(asking.rows)
     question_ids = None
+    capacity = seen
     if question is not None:
-        next_turn = options.conversation and bool(session.revision.turns)
-        encoded = session.prompt.question_ids(session.tokenizer, question, next_turn=next_turn)
-        check_context(seen, len(encoded) + max_new_tokens, "question and answer", model.context_length)
+        encoded = asking.question_ids(question)
+        capacity += len(encoded) + max_new_tokens
+        check_context(seen, capacity - seen, "question and answer", model.context_length)
         question_ids = model.to_device(encoded)
-    room = 0 if question_ids is None else len(question_ids) + max_new_tokens
-
-    both = model.cache_bytes(seen + room) + session.working.wanting(seen + room)
+    both = model.cache_bytes(capacity) + session.working.wanting(capacity)
     check_memory(f"Verifying {seen:,} tokens", both + model.walk_bytes(min(seen, CHUNK_ROWS)), model.device)
-    clean = model.new_cache(seen + room)
+    clean = model.new_cache(capacity)
     for states in prefill_(model, clean, model.to_device(ids[:seen])):
-        progress(int(states.rows[-1]) + 1, total)
-    asking.shift(seen + room)
+        progress(int(states.rows[-1]) + 1, len(ids))
+    asking.shift(capacity)
     repair = asking.repair(question or "")
     selected = repair.select(options).rows if question is not None else np.zeros(0, dtype=np.int64)
     computed = np.union1d(selected, repair.missing)

@@ -13,6 +13,7 @@ from rich.table import Table
 from kvedit.cli import output
 from kvedit.cli.command import Reply, command
 from kvedit.cli.options import MODEL_NAMES, Device, Dtype, check_place, one_of
+from kvedit.cli.progress import working
 from kvedit.names import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def doctor(
     The exit code is 4 if the model is refused or a check fails.
     """
     check_place(device, dtype)
-    with output.working("Loading the model") as report:
+    with working("Loading the model") as report:
         from kvedit.checkpoint.opening import open_stock
         from kvedit.checkpoint.resolve import resolve
         from kvedit.repair.doctor import examine

@@ -29,6 +29,7 @@ from kvedit.cli.options import (
     check_place,
     one_of,
 )
+from kvedit.cli.progress import loading
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
 from kvedit.names import DEFAULT_MODEL
@@ -53,7 +54,7 @@ def load(
     from kvedit.timing import Timings
 
     document, timings = here.document(file, encoding), Timings()
-    with output.loading() as (report, progress):
+    with loading() as (report, progress):
         opened = Session.load(
             document,
             model=model,

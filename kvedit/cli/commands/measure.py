@@ -15,6 +15,7 @@ from kvedit.cli.command import Reply, command
 from kvedit.cli.commands.bench import Budgets, Files, Out, Policies, Questions, Seed, bench
 from kvedit.cli.inputs import names_of, numbers_of, open_model, read_questions, say_left, split, texts_of
 from kvedit.cli.options import Device, Dtype, ModelName
+from kvedit.cli.progress import counting
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
 from kvedit.names import DEFAULT_MODEL, EXECUTOR_NAMES
@@ -178,7 +179,7 @@ def _measure(
     command = shlex.join(["kvedit", *sys.argv[1:]])
     run = Run.start(here.path(out), describe(name, model, called, [], options, command))
     run.clear()
-    with output.counting("records") as progress:
+    with counting("records") as progress:
         for number, record in enumerate(found, start=1):
             run.append(record)
             progress(number)

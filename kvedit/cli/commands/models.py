@@ -9,6 +9,7 @@ import typer
 from kvedit.cli import output
 from kvedit.cli.command import Reply, app, command
 from kvedit.cli.options import MODEL_NAMES, one_of
+from kvedit.cli.progress import working
 
 models = typer.Typer(help="The models that kvedit knows, and getting them.", no_args_is_help=True)
 app.add_typer(models, name="models")
@@ -46,7 +47,7 @@ def models_pull(
     ],
 ) -> Reply:
     """Get a model, and convert it if need be, so that it is at hand."""
-    with output.working("Looking for the model") as report:
+    with working("Looking for the model") as report:
         from kvedit.checkpoint.resolve import resolve
 
         directory = resolve(name, report)

@@ -10,6 +10,7 @@ import typer
 from kvedit.cli import output
 from kvedit.cli.command import Reply, command
 from kvedit.cli.options import ModelPlace, Question, SessionName, question_of
+from kvedit.cli.progress import progressing, repairing, working
 from kvedit.cli.workspace import here
 from kvedit.errors import UsageError
 from kvedit.repair.budget import Budget
@@ -30,10 +31,10 @@ def ask(question: Question, options: Options, model: ModelPlace = None, session:
 
     asked = question_of(question)
     opened, timings, start = here.session(session), Timings(), clock()
-    with output.working("Loading the model"):
+    with working("Loading the model"):
         here.ready(opened, model)
     timings.add("load", clock() - start)
-    with output.repairing() as on_phase:
+    with repairing() as on_phase:
         answer = opened.ask(
             asked,
             options,
@@ -89,7 +90,7 @@ def heal(
     chosen = None if budget is None else Budget.parse(budget)
     opened = here.session(session)
     here.ready(opened, model)
-    with output.progressing("heal") as progress:
+    with progressing("heal") as progress:
         healed = opened.heal(budget=chosen, progress=progress)
     interrupted = healed.finished == "interrupted"
     return Reply(
@@ -132,7 +133,7 @@ def verify(
         )
     opened = here.session(session)
     here.ready(opened, model)
-    with output.progressing("prefill") as progress:
+    with progressing("prefill") as progress:
         found = opened.verify(
             question,
             budget=chosen,
@@ -169,6 +170,6 @@ def purge(model: ModelPlace = None, session: SessionName = None) -> Reply:
     """
     opened = here.session(session)
     here.ready(opened, model)
-    with output.progressing("prefill") as progress:
+    with progressing("prefill") as progress:
         done = opened.purge(progress=progress)
     return Reply(asdict(done), lambda: output.say(output.purge_text(done)))

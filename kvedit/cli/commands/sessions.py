@@ -11,6 +11,7 @@ import typer
 from kvedit.cli import output
 from kvedit.cli.command import Reply, app, command
 from kvedit.cli.options import SessionName, session_names
+from kvedit.cli.progress import progressing
 from kvedit.cli.workspace import here
 from kvedit.errors import SessionError, UsageError
 
@@ -101,7 +102,7 @@ def sessions_check(session: SessionName = None) -> Reply:
     """Verify checksums, lengths, ids and counts of every revision, and say what is wrong."""
     from kvedit.cli import tables
 
-    with output.progressing("check", "files and texts") as progress:
+    with progressing("check", "files and texts") as progress:
         opened = here.session(session)
         checked = opened.check(progress)
     return Reply(
