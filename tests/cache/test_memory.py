@@ -124,7 +124,7 @@ def test_a_warm_session_needs_no_second_cache(session: Session, monkeypatch: pyt
         session.verify()
 
 
-def test_what_is_needed_covers_what_is_allocated(llama: Model) -> None:
+def test_the_estimated_memory_covers_the_allocation(llama: Model) -> None:
     for count in (10, 200):
         cache = llama.new_cache(count)
         walked = llama.walk(torch.arange(count), slice(0, count), cache)

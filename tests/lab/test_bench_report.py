@@ -275,14 +275,14 @@ def test_margins_are_pooled_over_cases_with_a_stale_answer(records, summary):
     assert held["low"] < held["value"] < held["high"]
 
 
-def test_the_ends_recover_nothing_and_everything(summary):
+def test_shift_recovers_nothing_and_reprefill_everything(summary):
     for field in ("recovery", "margin_recovery"):
         assert summary["arms"]["shift"][field] == {"value": 0, "low": 0, "high": 0}
         assert summary["arms"]["reprefill"][field] == {"value": 1, "low": 1, "high": 1}
     assert summary["arms"]["reprefill"]["latency_ratio"]["value"] == 1
 
 
-def test_arms_are_compared_with_the_ends_and_equal_budgets(records, summary):
+def test_arms_are_compared_with_shift_reprefill_and_controls(records, summary):
     bases = {name: list(arm["against"]) for name, arm in summary["arms"].items()}
     assert bases["sur@2%"] == ["shift", "reprefill", "tokens@2%", "window@2%"]
     assert bases["tokens@2%"] == ["shift", "reprefill"]

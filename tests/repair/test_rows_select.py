@@ -102,7 +102,7 @@ def test_a_splice_moves_rows_and_makes_later_ones_stale(table, data):
 
 @steady
 @given(tables(), st.data())
-def test_computed_rows_get_the_new_segment_and_advance_frontier(table, data):
+def test_computed_rows_use_a_new_segment_and_move_the_frontier(table, data):
     chosen = sorted(data.draw(st.sets(st.integers(0, max(len(table) - 1, 0)), max_size=len(table))))
     after = table.computed(np.array(chosen, dtype=np.int64), "new")
     expected = unrolled(table.pieces())

@@ -180,7 +180,7 @@ def test_a_parser_error_is_reported_as_fact_and_remedy(home: Path) -> None:
     assert (told["exit_code"], told["remedy"]) == (2, "Run `kvedit undo --help` to see what it takes.")
 
 
-def test_there_is_no_repl_in_the_repl(home: Path) -> None:
+def test_the_repl_cannot_start_another_repl(home: Path) -> None:
     assert "REPL already" in repl("repl", code=2).stderr
 
 

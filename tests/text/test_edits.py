@@ -176,7 +176,7 @@ def test_replacing_lines_equals_replacing_in_a_list(text, new, exact, data):
     assert all(start <= edit.start <= edit.stop <= stop for edit in edits)
 
 
-def test_lines_replaced_by_themselves_are_no_edit():
+def test_replacing_lines_with_themselves_is_not_an_edit():
     document = Document("a\nb\n")
     assert replacement(document, LineRange(1, 2), "a\nb") == []
     assert replacement(document, LineRange(2, 2), "b\n", exact=True) == []
