@@ -114,7 +114,7 @@ def test_frequencies_are_those_of_transformers(gpu: Any, shapes_of: str, at: int
     assert torch.equal(found, rotary(config).inv_freq)
 
 
-def test_llama3_stretches_long_waves_keeps_short_ones_and_joins_them(gpu: Any) -> None:
+def test_llama3_stretches_only_long_waves_and_blends_between(gpu: Any) -> None:
     shape = gpu.SHAPES[1]
     plain = torch.tensor(gpu.inverse_frequencies(gpu.replace(shape, original_length=None)))
     ratio = plain / torch.tensor(gpu.inverse_frequencies(shape))
@@ -151,7 +151,7 @@ def test_a_random_model_gives_the_logits_of_transformers(gpu: Any, at: int) -> N
 # --- the figures ----------------------------------------------------------------------------------
 
 
-def test_every_measure_is_reached_and_its_ratio_is_that_of_its_medians(printed: list[str]) -> None:
+def test_every_measure_runs_and_reports_the_ratio_of_medians(printed: list[str]) -> None:
     found = json.loads(printed[-1])
     assert (found["device"], found["toy"], found["rounds"]) == ("cpu", True, 2)
     assert 0 < found["spent_s"] < found["limit_s"]
@@ -203,7 +203,7 @@ def test_the_tables_have_a_line_for_each_measure_in_80_columns(printed: list[str
                 assert any(" ".join(line.split()).startswith(wanted) for line in printed)
 
 
-def test_the_plan_of_32k_ends_with_a_run_for_each_row_and_fits_the_table(gpu: Any) -> None:
+def test_the_plan_of_32k_ends_with_a_run_per_row(gpu: Any) -> None:
     context = gpu.CONTEXTS[-1]
     runs = [measure.runs for measure in gpu.plan(context) if measure.runs]
     assert runs == [1, 4, 16, 64, 256, 1024, 1637]
@@ -227,7 +227,7 @@ def run_main(gpu: Any, monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
     return code
 
 
-def test_without_time_nothing_is_reached_and_it_says_so(
+def test_without_time_no_measure_is_reached_and_a_note_says_so(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_main(gpu, monkeypatch, "--toy", "--device", "cpu", "--limit-s", "0") == 0
@@ -239,7 +239,7 @@ def test_without_time_nothing_is_reached_and_it_says_so(
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "mps"])
-def test_without_a_gpu_it_is_one_sentence_and_a_remedy(
+def test_a_missing_gpu_is_one_sentence_and_a_remedy(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -252,9 +252,7 @@ def test_without_a_gpu_it_is_one_sentence_and_a_remedy(
     assert "--toy --device cpu" in error
 
 
-def test_a_context_that_does_not_fit_is_named_and_the_next_is_measured(
-    gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_context_that_does_not_fit_is_named_and_skipped(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = gpu.random_model(gpu.TOYS[0], CPU, torch.float32)
     seconds = gpu.Bench.seconds
 
@@ -294,7 +292,7 @@ class Ticking:
         (2.9, 8.5, 0),  # known before
     ],
 )
-def test_what_does_not_fit_is_left_as_soon_as_it_shows(
+def test_a_measure_without_enough_time_is_abandoned_early(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, expected_s: float, until: float, ways: int
 ) -> None:
     bench = Ticking()

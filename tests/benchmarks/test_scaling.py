@@ -73,7 +73,7 @@ def record(ran: tuple[Path, str]) -> dict[str, Any]:
     return dict(json.loads(ran[1].splitlines()[-1]))
 
 
-def test_the_last_line_has_samples_fits_what_was_expected_and_the_machine(record: dict[str, Any]) -> None:
+def test_the_record_has_samples_fits_and_the_machine(record: dict[str, Any]) -> None:
     assert record["lengths"] == [400, 800, 1600]
     assert list(record["verbs"]) == VERBS
     assert {"processor", "cores", "threads", "torch", "transformers", "kvedit"} <= set(record["machine"])
@@ -108,7 +108,7 @@ def test_exponents_are_those_of_the_samples(record: dict[str, Any]) -> None:
     assert fitted >= 5 + 4  # all seconds, and the bytes of all but `open`
 
 
-def test_a_load_writes_as_much_as_it_has_tokens_and_a_deletion_always_the_same(
+def test_a_load_writes_in_proportion_and_a_deletion_a_constant(
     record: dict[str, Any],
 ) -> None:
     written = {verb: held["written_bytes"] for verb, held in record["verbs"].items()}
@@ -126,9 +126,7 @@ def test_a_load_writes_as_much_as_it_has_tokens_and_a_deletion_always_the_same(
             assert sample["rows"] * cache < sample["written_bytes"] < sample["rows"] * cache + 20_000
 
 
-def test_what_walks_the_layers_is_expected_between_rows_and_pairs_of_rows(
-    scaling: Any, record: dict[str, Any]
-) -> None:
+def test_the_expected_exponent_lies_between_rows_and_pairs(scaling: Any, record: dict[str, Any]) -> None:
     low, high = record["verbs"]["load"]["seconds"]["expected"]
     assert 1 < low == high < 2
     ready = scaling.Ready(Path(), weights=7, pairs=3, texts={})
@@ -137,7 +135,7 @@ def test_what_walks_the_layers_is_expected_between_rows_and_pairs_of_rows(
     assert scaling.work(ready, sample) == sum(7 + 2 * 3 * keys for keys in seen)
 
 
-def test_a_past_has_as_many_revisions_as_were_asked_for(record: dict[str, Any]) -> None:
+def test_a_past_has_the_requested_number_of_revisions(record: dict[str, Any]) -> None:
     past = record["past"]
     one, five = past["samples"]
     assert (one["revisions"], five["revisions"]) == (1, 5)
@@ -157,7 +155,7 @@ def test_the_tables_fit_80_columns(ran: tuple[Path, str]) -> None:
     assert not any("…" in line for line in lines)
 
 
-def test_the_page_has_every_table_once_however_often_it_is_written(
+def test_writing_the_page_again_changes_nothing(
     page: Any, ran: tuple[Path, str], record: dict[str, Any]
 ) -> None:
     folder = ran[0]
@@ -172,7 +170,7 @@ def test_the_page_has_every_table_once_however_often_it_is_written(
     assert [row.count("|") for row in rows] == 3 * 7 * [7] + 8 * [4]
 
 
-def test_a_page_without_a_place_for_the_tables_gets_them_at_its_end(
+def test_a_page_without_markers_gets_the_tables_at_its_end(
     page: Any, record: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "performance.md").write_text("Before.\n")
@@ -183,7 +181,7 @@ def test_a_page_without_a_place_for_the_tables_gets_them_at_its_end(
         assert (text.count(page.BEGIN), text.count(page.END)) == (1, 1)
 
 
-def test_the_plot_has_a_line_a_verb_with_its_slope(ran: tuple[Path, str], record: dict[str, Any]) -> None:
+def test_the_plot_has_one_line_per_verb_with_its_slope(ran: tuple[Path, str], record: dict[str, Any]) -> None:
     root = ET.parse(ran[0] / "scaling.svg").getroot()
     assert root.tag == f"{SVG}svg"
     chart = root.find(f"{SVG}svg[@class='chart']")
@@ -199,14 +197,14 @@ def test_the_plot_has_a_line_a_verb_with_its_slope(ran: tuple[Path, str], record
     assert x.place(400, 0, 1) - x.place(200, 0, 1) == pytest.approx(x.place(800, 0, 1) - x.place(400, 0, 1))
 
 
-def test_an_exponent_is_a_power_and_none_where_there_is_none(scaling: Any) -> None:
+def test_an_exponent_is_fitted_or_left_out(scaling: Any) -> None:
     assert scaling.exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
     assert scaling.exponent([1, 2, 4], [5, 5, 5]) == pytest.approx(0)
     assert scaling.exponent([1, 2], [0, 1]) is None
     assert scaling.exponent([7], [3]) is None
 
 
-def test_bytes_count_where_files_came_were_replaced_or_grew(scaling: Any, tmp_path: Path) -> None:
+def test_bytes_of_new_replaced_and_grown_files_are_counted(scaling: Any, tmp_path: Path) -> None:
     for name in ("kept", "grown", "replaced"):
         (tmp_path / name).write_bytes(b"x" * 100)
     before = scaling.files(tmp_path)
@@ -219,9 +217,7 @@ def test_bytes_count_where_files_came_were_replaced_or_grew(scaling: Any, tmp_pa
     assert scaling.written_bytes(before, scaling.files(tmp_path)) == 7 + 50 + 1000
 
 
-def test_a_length_that_does_not_fit_becomes_the_longest_that_does(
-    scaling: Any, wide: Path, home: Path
-) -> None:
+def test_a_length_that_does_not_fit_is_reduced_until_it_does(scaling: Any, wide: Path, home: Path) -> None:
     ready = scaling.prepare(str(wide), [300, 5_000, 50_000])
     short, longest = sorted(ready.texts)
     assert short == 300
@@ -235,9 +231,7 @@ def test_a_length_that_does_not_fit_becomes_the_longest_that_does(
     session.ask(question, budget="0", max_new_tokens=1, keep=False)
 
 
-def test_a_verb_has_a_process_of_its_own_and_deleting_needs_no_torch(
-    scaling: Any, wide: Path, home: Path
-) -> None:
+def test_each_verb_has_its_own_process_and_deleting_no_torch(scaling: Any, wide: Path, home: Path) -> None:
     place = scaling.Place(wide, scaling.TINY, Home(home).store("tiny"))
     scaling.load(place, True)
     apart: Callable[..., Any] = scaling.apart
@@ -247,7 +241,7 @@ def test_a_verb_has_a_process_of_its_own_and_deleting_needs_no_torch(
     assert Session(State(place.store)).document.line_count == 5
 
 
-def test_no_round_begins_after_the_time_that_is_allowed_but_one_is_counted(
+def test_a_round_is_counted_even_without_time_for_it(
     scaling: Any, wide: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = scaling.Place(wide, scaling.TINY, Home(home).store("tiny"))

@@ -65,7 +65,7 @@ VERBS: dict[str, Callable[[Session], Any]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_what_does_not_fit_into_memory_is_refused_before_it_is_computed(
+def test_a_computation_that_exceeds_memory_is_refused_first(
     session: Session, llama: Model, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     cold, before = again(session), contents(session._state.store.folder)
@@ -87,7 +87,7 @@ def numbers(fact: str) -> list[str]:
     return re.findall(r"([\d,.]+) MB", fact)
 
 
-def test_a_document_that_does_not_fit_into_memory_leaves_the_session_that_was_there(
+def test_a_document_that_exceeds_memory_leaves_the_old_session(
     llama: Model, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = load_session(home, llama, TEXT)
@@ -98,7 +98,7 @@ def test_a_document_that_does_not_fit_into_memory_leaves_the_session_that_was_th
     assert contents(home) == before
 
 
-def test_from_the_shell_it_is_one_sentence_one_remedy_and_code_1(
+def test_too_little_memory_is_one_sentence_and_a_remedy(
     checkpoints: dict[str, Path], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
@@ -111,9 +111,7 @@ def test_from_the_shell_it_is_one_sentence_one_remedy_and_code_1(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_where_nothing_is_known_nothing_is_refused(
-    session: Session, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
+def test_unknown_memory_refuses_nothing(session: Session, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     only(monkeypatch, None)
     VERBS[verb](again(session))
 
@@ -126,7 +124,7 @@ def test_a_warm_session_needs_no_second_cache(session: Session, monkeypatch: pyt
         session.verify()
 
 
-def test_what_is_needed_covers_what_is_allocated(llama: Model) -> None:
+def test_the_estimated_memory_covers_the_allocation(llama: Model) -> None:
     for count in (10, 200):
         cache = llama.new_cache(count)
         walked = llama.walk(torch.arange(count), slice(0, count), cache)
@@ -137,7 +135,7 @@ def test_what_is_needed_covers_what_is_allocated(llama: Model) -> None:
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 5")]
 )
-def test_an_allocation_that_fails_all_the_same_is_no_bug(
+def test_a_failed_allocation_is_not_reported_as_a_bug(
     session: Session, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(*args: Any, **more: Any) -> None:
@@ -174,11 +172,11 @@ def group(root: Path, folder: str, version: int, limit: str, used: int, files: i
     (place / "memory.stat").write_text(f"anon 1\n{names[2][0]} {files}\n{names[2][1]} 0\n")
 
 
-def test_without_control_groups_it_is_what_the_system_has_left(tmp_path: Path) -> None:
+def test_without_control_groups_system_memory_counts(tmp_path: Path) -> None:
     assert kvedit.cache.memory._of_system(system(tmp_path, 700)) == 700 * KIB
 
 
-def test_what_cannot_be_read_is_not_known(tmp_path: Path) -> None:
+def test_unreadable_limits_are_unknown(tmp_path: Path) -> None:
     assert kvedit.cache.memory._of_system(tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: some kB\n\n")
@@ -216,9 +214,7 @@ def test_this_system_has_some_memory_left() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_segment_reads_as_safetensors_reads_it_and_comes_back_after_its_pages_were_let_go(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_a_segment_reads_like_safetensors_even_after_release(tmp_path: Path, dtype: torch.dtype) -> None:
     shape = (2, 3, 5, 7)
     keys, values = (torch.randn(shape, generator=torch.Generator().manual_seed(n)).to(dtype) for n in (1, 2))
     name = write_segment(tmp_path, States(torch.arange(5), keys, values), np.arange(5))
@@ -233,7 +229,7 @@ def test_a_segment_reads_as_safetensors_reads_it_and_comes_back_after_its_pages_
     assert torch.equal(found["values"], values)
 
 
-def test_memory_that_is_no_files_is_never_let_go() -> None:
+def test_memory_without_a_file_is_never_released() -> None:
     tensor = torch.arange(1 << 20, dtype=torch.float32)
     before = tensor.clone()
     release(tensor)

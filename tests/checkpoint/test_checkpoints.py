@@ -153,7 +153,7 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("quant", "tied"), [("F16", False), ("Q8_0", True), ("Q4_0", False), ("Q4_1", True)])
-def test_a_gguf_file_is_the_same_model_as_its_twin_in_safetensors(
+def test_a_gguf_file_equals_its_safetensors_twin(
     quant: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """https://github.com/huggingface/transformers/pull/35085: a random head; BOS lost; other ids."""
@@ -202,7 +202,7 @@ def test_a_gguf_file_says_whether_a_text_begins_with_bos(
     assert (model.layout(None).head_ids[0] == 1) == begins
 
 
-def test_a_gguf_file_splits_text_as_it_says(tmp_path: Path) -> None:
+def test_a_gguf_file_splits_text_as_its_metadata_says(tmp_path: Path) -> None:
     """Its digits apart, or words whole that no merges lead to."""
     parts = {}
     for pre in ("gpt-2", "smollm", "llama-bpe"):
@@ -228,7 +228,7 @@ def test_a_gguf_file_splits_text_as_it_says(tmp_path: Path) -> None:
     ],
     ids=["arch", "split", "no split", "tensor"],
 )
-def test_a_gguf_file_that_would_be_another_model_is_refused_with_the_reason(
+def test_an_unsupported_gguf_file_is_refused_with_the_reason(
     tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     write_gguf(tmp_path / "odd.gguf", tiny_network(), **changes)
@@ -252,7 +252,7 @@ def test_a_truncated_gguf_file_is_refused_and_leaves_nothing(tmp_path: Path, kee
     assert not models_folder().is_dir() or not os.listdir(models_folder())
 
 
-def test_a_gguf_file_may_have_any_name_and_stand_beside_another_model(tmp_path: Path) -> None:
+def test_a_gguf_file_may_have_any_name_beside_another_model(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "Modèles 日本", "qwen3")  # whose configuration and tokenizer are not its
     write_gguf(folder / "Kleinmodell – über.GGUF", tiny_network())
     stock = open_stock(resolve(str(folder / "Kleinmodell – über.GGUF")), device="cpu")
@@ -260,7 +260,7 @@ def test_a_gguf_file_may_have_any_name_and_stand_beside_another_model(tmp_path: 
     assert greedy(stock.model)
 
 
-def test_gguf_files_of_one_size_and_one_beginning_are_two_models(tmp_path: Path) -> None:
+def test_gguf_files_with_equal_beginnings_are_two_models(tmp_path: Path) -> None:
     paths = [tmp_path / name / "same.gguf" for name in ("one", "other")]
     for path in paths:
         path.parent.mkdir()
@@ -316,7 +316,7 @@ def test_a_damaged_shard_is_refused_by_load(
 
 
 @pytest.mark.parametrize("lost", ["model.layers.2.mlp.up_proj.weight", "lm_head.weight", "model.norm.weight"])
-def test_weights_that_lack_a_tensor_are_refused_and_never_made_up(
+def test_weights_that_lack_a_tensor_are_refused(
     tmp_path: Path, checkpoints: dict[str, Path], lost: str
 ) -> None:
     folder = shutil.copytree(checkpoints["llama"], tmp_path / "lacking")
@@ -336,9 +336,7 @@ def test_tied_embeddings_need_no_second_copy_in_the_file(tmp_path: Path) -> None
     assert stock.network.lm_head.weight is stock.network.model.embed_tokens.weight
 
 
-def test_a_bfloat16_checkpoint_is_cast_as_the_rule_says_or_as_asked_and_never_silently(
-    tmp_path: Path, home: Path
-) -> None:
+def test_a_bfloat16_checkpoint_is_cast_by_the_rule_or_as_asked(tmp_path: Path, home: Path) -> None:
     """https://github.com/huggingface/transformers/issues/34692: 16 bits are slow on many CPUs."""
     folder = save_tiny(tmp_path / "brain", "llama")
     open_stock(folder, device="cpu", dtype="bfloat16").network.save_pretrained(folder)
@@ -452,7 +450,7 @@ def test_an_uncached_hub_id_says_what_to_download_and_how(hub: Path, home: Path)
     assert "Traceback" not in result.output
 
 
-def test_a_download_that_was_interrupted_is_no_cached_model(
+def test_an_interrupted_download_is_not_a_cached_model(
     hub: Path, tmp_path: Path, checkpoints: dict[str, Path]
 ) -> None:
     sharded = shutil.copytree(checkpoints["llama"], tmp_path / "sharded")
@@ -467,7 +465,7 @@ def test_a_download_that_was_interrupted_is_no_cached_model(
         resolve("someone/sharded")
 
 
-def test_a_session_takes_its_model_from_another_place_but_no_other_model(
+def test_a_session_accepts_its_moved_model_but_no_other(
     home: Path, tmp_path: Path, checkpoints: dict[str, Path]
 ) -> None:
     """https://github.com/ml-explore/mlx-lm/pull/1405: a cache was tied to the name of a model only."""

@@ -124,7 +124,7 @@ def test_a_map_onto_one_device_changes_no_bit(checkpoints: dict[str, Path], stoc
     assert equal(walked(mapped), walked(stock_models[kind]))
 
 
-def test_device_map_takes_the_devices_that_are_there(checkpoints: dict[str, Path]):
+def test_a_device_map_uses_the_available_devices(checkpoints: dict[str, Path]):
     mapped, plain = (
         open_stock(checkpoints["llama"], device=name, dtype="float32") for name in ("map", "auto")
     )
@@ -134,9 +134,7 @@ def test_device_map_takes_the_devices_that_are_there(checkpoints: dict[str, Path
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_layers_that_wait_elsewhere_for_their_turn_change_no_bit(
-    checkpoints: dict[str, Path], stock_models, kind: str
-):
+def test_offloaded_layers_change_no_bit(checkpoints: dict[str, Path], stock_models, kind: str):
     network = read_network(checkpoints[kind], torch.float32, CPU)
     for layer in network.model.layers[1:]:
         attach_align_device_hook(layer, execution_device=CPU, offload=True)
@@ -155,7 +153,7 @@ def nearly(left: Any, right: Any) -> bool:
     return left == (pytest.approx(right, rel=1e-4, abs=1e-5) if isinstance(right, float) else right)
 
 
-def test_every_policy_runs_on_a_spread_model_with_the_same_record(checkpoints: dict[str, Path], stock_models):
+def test_every_policy_gives_the_same_record_on_a_spread_model(checkpoints: dict[str, Path], stock_models):
     network = read_network(checkpoints["qwen3"], torch.float32, CPU)
     arms = [Arm.parse(name) for name in ("shift", "replay", "reprefill", *(f"{one}@20%" for one in POLICIES))]
     far = (*network.model.layers[1:], network.model.norm, network.model.rotary_emb, network.lm_head)
@@ -188,7 +186,7 @@ def test_the_pretended_devices_do_refuse_each_other():
         assert rows.device == FIRST
 
 
-def test_layers_on_the_disk_are_refused_in_a_sentence(checkpoints: dict[str, Path]):
+def test_layers_on_the_disk_are_refused(checkpoints: dict[str, Path]):
     with pytest.raises(ModelError, match="does not fit") as caught:
         read_network(checkpoints["llama"], torch.float32, CPU, spread_map("cpu", "cpu", "disk"))
     assert "more memory" in caught.value.remedy

@@ -65,7 +65,7 @@ def logits_of(model: Model, ids: torch.Tensor = IDS) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_checked_model_opens_as_plain_parts_with_equal_numbers(
+def test_a_checked_model_opens_as_equal_plain_parts(
     kind: str, dtype: str, checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recipe, "folder", lambda: tmp_path)
@@ -115,7 +115,7 @@ def test_only_float32_on_a_cpu_is_packed(folder: Path) -> None:
     assert not open_model(folder, device="cpu", dtype="bfloat16").network.packed
 
 
-def test_an_admitted_checkpoint_is_opened_as_plain_parts_at_once(folder: Path) -> None:
+def test_an_admitted_checkpoint_opens_as_plain_parts_at_once(folder: Path) -> None:
     stock = open_stock(folder, device="cpu")
     model = admit(stock)
     assert is_plain(model)
@@ -177,7 +177,7 @@ def test_a_checked_model_opens_without_transformers(
     assert done.stdout == "False\n", done.stderr
 
 
-def test_a_prompt_that_names_the_day_is_made_each_day(folder: Path) -> None:
+def test_a_prompt_with_the_date_is_built_each_day(folder: Path) -> None:
     def kept() -> Prompt | None:
         open_model(folder, device="cpu")
         found = recipe.find(folder)
@@ -213,7 +213,7 @@ def another_shape(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [edit_config, edit_template, add_file, another_shape])
-def test_a_change_of_what_a_recipe_follows_from_asks_transformers_again(
+def test_a_change_that_affects_a_recipe_reads_the_model_again(
     folder: Path, reads: list[Path], change: Callable[[Path], None]
 ) -> None:
     open_model(folder, device="cpu")
@@ -222,9 +222,7 @@ def test_a_change_of_what_a_recipe_follows_from_asks_transformers_again(
     assert read_again(folder, reads)
 
 
-def test_other_weights_of_the_same_shape_are_another_model_by_its_parts(
-    folder: Path, reads: list[Path]
-) -> None:
+def test_other_weights_of_the_same_shape_are_another_model(folder: Path, reads: list[Path]) -> None:
     model = open_model(folder, device="cpu")
     path = folder / "model.safetensors"
     held = load_file(path)
@@ -249,14 +247,14 @@ def test_a_recipe_that_cannot_be_read_is_ignored(folder: Path, reads: list[Path]
     assert read_again(folder, reads)
 
 
-def test_another_tokenizer_beside_a_recipe_is_as_none(folder: Path) -> None:
+def test_a_recipe_with_a_changed_tokenizer_is_ignored(folder: Path) -> None:
     open_model(folder, device="cpu")
     for path in recipe.folder().glob("*/tokenizer.json"):
         path.write_text(path.read_text() + " ")
     assert recipe.find(folder) is None
 
 
-def test_a_cache_that_cannot_be_written_only_costs_time(
+def test_an_unwritable_recipe_cache_only_costs_time(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -265,7 +263,7 @@ def test_a_cache_that_cannot_be_written_only_costs_time(
 
 
 @pytest.mark.parametrize(("kind", "activation"), [("llama", "gelu"), ("nemotron", "silu")])
-def test_a_checkpoint_with_other_parts_keeps_the_modules_of_transformers(
+def test_unsupported_parts_keep_the_modules_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, activation: str
 ) -> None:
     monkeypatch.setattr(recipe, "folder", lambda: tmp_path / "recipes")

@@ -106,7 +106,7 @@ def test_a_document_is_loaded_edited_shown_and_asked(home, folders):
     assert set(answer["timings"]) == set("load selection shift refresh question decode save".split())
 
 
-def test_a_full_budget_answers_as_a_load_of_the_edited_file_does(contract, folders):
+def test_a_full_budget_answers_like_a_fresh_load(contract, folders):
     options = ("What are the fees?", "--budget", "full", "--max-new-tokens", "12")
     repaired = parsed("ask", *options)
     Path("edited.txt").write_text("\n".join(LINES[:2] + LINES[4:]) + "\n")
@@ -114,7 +114,7 @@ def test_a_full_budget_answers_as_a_load_of_the_edited_file_does(contract, folde
     assert parsed("ask", *options)["answer_ids"] == repaired["answer_ids"]
 
 
-def test_the_answer_alone_is_on_stdout_and_a_table_of_80_columns_on_stderr(contract):
+def test_stdout_has_the_answer_and_stderr_a_table_in_80_columns(contract):
     options = ("What are the fees?", "--no-keep", "--max-new-tokens", "5", "--budget", "10%")
     plain = kvedit("ask", *options)
     assert plain.stdout == parsed("ask", *options)["answer"] + "\n"
@@ -130,7 +130,7 @@ def test_without_keep_no_byte_of_the_session_changes(contract):
     assert contents(contract) == before
 
 
-def test_kept_rows_need_not_be_bought_again(contract):
+def test_kept_rows_are_not_refreshed_again(contract):
     before = parsed("status")
     answer = parsed("ask", "What are the fees?", "--budget", "30%", "--max-new-tokens", "1")
     after = parsed("status")
@@ -211,7 +211,7 @@ CASES = [(code, fact, line) for code, fact, lines in ROWS for line in lines.spli
 
 
 @pytest.mark.parametrize(("code", "fact", "line"), CASES)
-def test_what_cannot_be_done_is_told_with_a_remedy_and_changes_nothing(contract, folders, code, fact, line):
+def test_a_refused_command_gives_a_remedy_and_changes_nothing(contract, folders, code, fact, line):
     texts = {"fine": "Fine.\n", "empty": "", "mark": "\ufeff", "binary": "ELF\0", "contract": TEXT}
     for name, text in {**texts, "long": TEXT * 3}.items():
         Path(f"{name}.txt").write_text(text, encoding="utf-8")
@@ -231,7 +231,7 @@ def test_what_cannot_be_done_is_told_with_a_remedy_and_changes_nothing(contract,
     assert (told["exit_code"], error[0]) == (int(code), f"Error: {told['fact']}")
 
 
-def test_a_failed_command_does_not_change_what_status_says_of_the_size(contract):
+def test_a_failed_command_does_not_change_the_reported_size(contract):
     before = parsed("status")
     kvedit("ask", "Who?", "--policy", "best", code=2)
     assert parsed("status") == before
@@ -243,20 +243,20 @@ def test_without_any_session_every_verb_says_how_to_get_one(home):
     assert not home.exists()
 
 
-def test_what_is_no_command_or_option_is_a_usage_error(home):
+def test_an_unknown_command_or_option_is_a_usage_error(home):
     for line in ("frobnicate", "ask", "delete", "load a.txt --nosuch", "ask Who? --seed x", "load a b"):
         assert kvedit(*line.split(), code=2).stderr
     assert kvedit("--version").stdout.startswith("kvedit ")
 
 
-def test_a_damaged_segment_ends_an_ask_and_not_the_session(contract):
+def test_a_damaged_segment_fails_an_ask_but_not_the_session(contract):
     path = next((contract / "contract" / "segments").iterdir())
     path.write_bytes(path.read_bytes()[:-1])
     assert "segment" in kvedit("ask", "Who?", code=3).stderr
     assert parsed("status")["lines"] == 22
 
 
-def test_a_session_in_use_is_told_with_its_holder_and_can_be_read(contract):
+def test_a_locked_session_names_its_holder_and_can_be_read(contract):
     with Home(contract).store("contract").lock("ask", "noon"):
         for args in (("delete", "--lines", "1"), ("ask", "Who?")):
             assert f"process {os.getpid()}" in kvedit(*args, code=3).stderr
@@ -280,7 +280,7 @@ def test_importing_reading_and_editing_load_no_torch(contract):
         assert done.stdout.endswith(b"[]\n"), done
 
 
-def test_a_process_of_its_own_prints_clean_streams(contract):
+def test_a_separate_process_prints_clean_streams(contract):
     done = in_a_process("-m", "kvedit", "ask", "What are the fees?", "--max-new-tokens", "3", "--no-keep")
     assert done.returncode == 0, done.stderr
     assert b"\x1b" not in done.stdout + done.stderr
@@ -289,14 +289,14 @@ def test_a_process_of_its_own_prints_clean_streams(contract):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_a_stream_that_cannot_show_a_character_shows_a_question_mark(contract, encoding):
+def test_an_unencodable_character_is_shown_as_a_question_mark(contract, encoding):
     odd = {"PYTHONIOENCODING": encoding, "COLUMNS": "20"}
     done = in_a_process("-m", "kvedit", "load", "gone-שלום🙂.txt", **odd)
     assert (done.returncode, b"gone-?????.txt" in done.stderr) == (2, True)
     assert in_a_process("-m", "kvedit", "status", **odd).returncode == 0
 
 
-def test_a_reader_that_has_gone_ends_the_command_quietly(contract):
+def test_a_closed_pipe_ends_the_command_quietly(contract):
     command = [sys.executable, "-m", "kvedit", "show"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()

@@ -45,7 +45,7 @@ def test_every_admitted_kind_passes_every_check(stock: Stock) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_it_says_what_the_machine_will_do_within_80_columns(
+def test_doctor_reports_its_checks_within_80_columns(
     home: Path, checkpoints: dict[str, Path], dtype: str
 ) -> None:
     printed = doctor(checkpoints["qwen3"], "--dtype", dtype).stdout
@@ -123,7 +123,7 @@ def test_states_that_see_too_much_fail(
     assert "forward pass" in failed(checkpoints["llama"])
 
 
-def test_numbers_that_are_none_do_not_pass(home: Path, tmp_path: Path) -> None:
+def test_nan_does_not_pass(home: Path, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "nan", "llama")
     network = open_stock(folder, device="cpu").network
     network.model.layers[1].mlp.down_proj.weight[3] = float("nan")
@@ -131,7 +131,7 @@ def test_numbers_that_are_none_do_not_pass(home: Path, tmp_path: Path) -> None:
     assert "forward pass" in failed(folder)
 
 
-def test_a_model_that_is_refused_is_no_table(home: Path, tmp_path: Path) -> None:
+def test_a_refused_model_gets_no_table(home: Path, tmp_path: Path) -> None:
     result = doctor(save_tiny(tmp_path / "windowed", "mistral", sliding_window=16), code=4)
     assert "sliding_window" in result.stderr
     assert result.stdout == ""

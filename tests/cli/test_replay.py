@@ -76,7 +76,7 @@ def test_an_answer_contains_what_it_says(contract: Path) -> None:
     assert f"expected answer lacks '{word}', and it was: {answer.strip()}." in done.stderr
 
 
-def test_a_script_has_comments_and_blank_lines_and_shows_its_commands(contract: Path) -> None:
+def test_a_script_has_comments_and_shows_its_commands(contract: Path) -> None:
     done = replay("# A tour.", "", "show -l 1", "  status")
     assert done.stdout.startswith(f" 1  {FEE_LINES[0]}\n")
     assert done.stderr.splitlines()[:2] == ["> show -l 1", "> status"]
@@ -104,7 +104,7 @@ def test_keep_going_runs_all_and_gives_the_first_code(contract: Path) -> None:
     replay("nosuch", "status", "expect lines equals 1", code=2, options=("-k",))
 
 
-def test_a_failure_that_is_expected_is_none(contract: Path) -> None:
+def test_an_expected_failure_counts_as_success(contract: Path) -> None:
     done = replay("delete -l 99", "# which is refused", "", "expect exit equals 2", "delete -l 1")
     assert "all held." in done.stderr
     assert Session.open().document.line_count == 29
@@ -147,7 +147,7 @@ def test_paths_count_from_the_folder_of_the_script(contract: Path) -> None:
     assert Path("out.jsonl").is_file()  # an option counts from where the command runs
 
 
-def test_what_cannot_be_read_or_written_is_told(contract: Path) -> None:
+def test_an_unreadable_or_unwritable_file_is_reported(contract: Path) -> None:
     assert "cannot be read" in run("gone.kvedit", code=2).stderr
     Path("bad.kvedit").write_bytes(b"\xff\xfe\0")
     assert "Error: " in run("bad.kvedit", code=2).stderr
@@ -190,7 +190,7 @@ def test_each_command_and_expectation_leaves_a_record(contract: Path) -> None:
     assert set(refused["error"]) == {"fact", "remedy"}
 
 
-def test_json_prints_the_totals_alone(contract: Path) -> None:
+def test_json_prints_only_the_totals(contract: Path) -> None:
     done = replay("show", "delete -l 99", "expect exit equals 2", options=("--json",))
     totals = json.loads(done.stdout)
     assert set(totals) == set("schema_version commands expectations failed seconds exit_code".split())

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_after_many_commands_a_process_holds_no_more_files_mappings_or_threads(
+def test_many_commands_leak_no_files_mappings_or_threads(
     tmp_path: Path, checkpoints: dict[str, Path]
 ) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/endurance.py"), str(checkpoints["llama"])]
@@ -46,7 +46,7 @@ def test_after_many_commands_a_process_holds_no_more_files_mappings_or_threads(
     print(f"last over first: {found['last_ms'] / found['first_ms']:.2f}")
 
 
-def test_the_lines_are_of_every_kind_and_all_are_commands() -> None:
+def test_the_script_has_every_kind_of_line_and_all_are_commands() -> None:
     chance = random.Random(1)
     verbs = {words_of(a_line(chance, lines))[0] for lines in (10, 25, 40) for _ in range(300)}
     assert verbs <= set(commands())
@@ -72,7 +72,7 @@ def bench() -> Any:
     return importlib.import_module("reliability")
 
 
-def test_the_page_has_the_rows_that_the_command_makes_and_none_lost_anything(bench: Any) -> None:
+def test_the_page_has_every_row_and_no_row_lost_data(bench: Any) -> None:
     page = bench.PAGE.read_text()
     table = page.partition(bench.BEGIN)[2].partition(bench.END)[0]
     found = [name for line in table.splitlines() if (name := bench.name_of(line))]
@@ -85,7 +85,7 @@ def test_the_page_has_the_rows_that_the_command_makes_and_none_lost_anything(ben
         assert f"`{name}`" in page.partition(bench.END)[2]
 
 
-def test_rows_are_put_in_the_place_of_those_of_their_name(bench: Any) -> None:
+def test_rows_replace_those_with_the_same_name(bench: Any) -> None:
     page = f"Before.\n{bench.BEGIN}\n{bench.END}\nAfter.\n"
     first = bench.written(page, [bench.Row("kills", "killed", 200, [], 1, 60.4)])
     both = bench.written(
@@ -108,7 +108,7 @@ def test_one_row_can_be_made_again_from_its_seed(tmp_path: Path) -> None:
     assert (row["name"], row["count"], row["wrong"], row["seed"]) == ("oracles", 10, [], 5)
 
 
-def test_a_fault_is_counted_named_and_ends_with_1(bench: Any, monkeypatch: Any, capsys: Any) -> None:
+def test_a_fault_is_counted_and_named_and_exits_with_1(bench: Any, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setitem(bench.ROWS, "oracles", (lambda task: ("tried", 2, [f"seed {task.seed}"]), 1, 1))
     monkeypatch.setattr(sys, "argv", ["reliability.py", "--only", "oracles", "--seed", "9"])
     with pytest.raises(SystemExit) as left:
@@ -117,5 +117,5 @@ def test_a_fault_is_counted_named_and_ends_with_1(bench: Any, monkeypatch: Any, 
     assert "oracles: seed 9" in capsys.readouterr().out
 
 
-def test_a_quick_cut_is_not_for_the_page() -> None:
+def test_quick_and_write_cannot_be_combined() -> None:
     assert reliability("--quick", "--write").returncode == 2

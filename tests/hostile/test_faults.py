@@ -147,7 +147,7 @@ FAULTS += [(command, errno.EIO) for command in ("delete", "copy", "remove")]
 
 
 @pytest.mark.parametrize(("command", "number"), FAULTS)
-def test_whatever_change_fails_a_session_is_as_before_or_after(original, home, llama, command, number):
+def test_a_failed_write_keeps_the_old_or_new_state(original, home, llama, command, number):
     act = COMMANDS[command]
 
     def fresh() -> Store:
@@ -183,7 +183,7 @@ def test_whatever_change_fails_a_session_is_as_before_or_after(original, home, l
     assert step > 2
 
 
-def test_a_full_disk_does_not_keep_one_from_making_room(store, monkeypatch):
+def test_a_full_disk_still_allows_freeing_space(store, monkeypatch):
     def full(path: Any, flags: int, *rest: Any, **more: Any) -> int:
         if flags & os.O_CREAT and not os.path.exists(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -199,7 +199,7 @@ def test_a_full_disk_does_not_keep_one_from_making_room(store, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["delete", "load", "copy", "remove"])
-def test_on_a_read_only_disk_one_reads_and_is_told_why_one_cannot_write(store, llama, monkeypatch, command):
+def test_a_read_only_disk_allows_reading_and_explains_failures(store, llama, monkeypatch, command):
     def read_only(name: str) -> Callable[..., Any]:
         real = getattr(os, name)
 
@@ -226,7 +226,7 @@ def test_on_a_read_only_disk_one_reads_and_is_told_why_one_cannot_write(store, l
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP])
-def test_a_file_system_without_locks_is_told_and_nothing_is_written(store, monkeypatch, number):
+def test_a_file_system_without_locks_is_reported_before_a_write(store, monkeypatch, number):
     def without(handle: int, operation: int) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -242,7 +242,7 @@ def test_a_file_system_without_locks_is_told_and_nothing_is_written(store, monke
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_that_flushes_no_folder_is_used_all_the_same(store, monkeypatch, number):
+def test_a_file_system_that_cannot_sync_folders_is_accepted(store, monkeypatch, number):
     def flush(handle: int) -> None:
         if os.path.isdir(f"/proc/self/fd/{handle}"):
             raise OSError(number, os.strerror(number))
@@ -267,7 +267,7 @@ class Clock(datetime):
         return datetime(cls.year_now, 1, 1, tzinfo=UTC)
 
 
-def test_the_session_used_last_is_current_though_the_clock_went_back(home, llama, monkeypatch):
+def test_the_last_used_session_is_current_after_clock_changes(home, llama, monkeypatch):
     monkeypatch.setattr(timing, "datetime", Clock)
     Clock.year_now = 2030
     place = Home(home)
@@ -286,7 +286,7 @@ def test_the_session_used_last_is_current_though_the_clock_went_back(home, llama
     assert session.check().findings == ()
 
 
-def test_durations_are_taken_from_a_clock_that_never_goes_back(monkeypatch):
+def test_durations_use_a_monotonic_clock(monkeypatch):
     monkeypatch.setattr(timing, "datetime", None)  # nothing measures by the date
     monkeypatch.setattr("time.time", None)
     timings = timing.Timings()
@@ -299,7 +299,7 @@ def test_durations_are_taken_from_a_clock_that_never_goes_back(monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["session.json", "journal-", "tokenizers/", "segments/"])
-def test_a_file_of_another_user_is_told_as_closed_and_not_as_damaged(store, llama, monkeypatch, what):
+def test_an_unreadable_file_is_not_reported_as_damaged(store, llama, monkeypatch, what):
     def closed(path: Any, *rest: Any, **more: Any) -> int:
         if what in str(path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -314,7 +314,7 @@ def test_a_file_of_another_user_is_told_as_closed_and_not_as_damaged(store, llam
     assert "permissions" in caught.value.remedy
 
 
-def test_a_folder_of_another_user_is_told_as_closed_and_not_as_empty(store, monkeypatch):
+def test_an_unreadable_folder_is_not_reported_as_empty(store, monkeypatch):
     def closed(path: Any) -> list[str]:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -337,7 +337,7 @@ def test_a_session_that_cannot_be_written_can_be_read(store):
 @pytest.mark.parametrize(
     "command", ["delete", "undo", "ask", "heal", "purge", "use", "compact", "rename", "copy"]
 )
-def test_a_session_that_was_removed_meanwhile_is_told_and_not_made_anew(store, llama, command):
+def test_a_session_removed_during_use_is_not_recreated(store, llama, command):
     session = use(store, llama)
     session._state.read_segments()
     shutil.rmtree(store.folder)
@@ -354,7 +354,7 @@ def test_a_session_that_was_removed_meanwhile_is_told_and_not_made_anew(store, l
     assert list(store.folder.parent.iterdir()) == [store.folder.parent / ".gitignore"]
 
 
-def test_a_folder_that_goes_during_a_command_is_told(store, monkeypatch):
+def test_a_folder_that_vanishes_during_a_command_is_reported(store, monkeypatch):
     def gone(*args: Any) -> None:
         shutil.rmtree(store.folder)
         real(*args)
@@ -367,7 +367,7 @@ def test_a_folder_that_goes_during_a_command_is_told(store, monkeypatch):
     assert not store.exists()
 
 
-def test_a_journal_that_went_during_a_command_is_not_made_of_zeros(store):
+def test_a_lost_journal_is_not_recreated_with_zeros(store):
     session = Session(State(store))
     path = store.folder / session._state.manifest.journal.name
     manifest = (store.folder / "session.json").read_bytes()
@@ -399,7 +399,7 @@ while done < int(sys.argv[2]):
         pass"""
 
 
-def test_of_two_processes_that_edit_at_once_no_edit_is_lost_and_a_reader_sees_whole_ones(store):
+def test_simultaneous_edits_are_all_kept_and_read_whole(store):
     command = [sys.executable, "-c", EDIT, str(store.folder), "15"]
     writers = [subprocess.Popen([*command, name]) for name in "xy"]
     seen = 0
@@ -418,7 +418,7 @@ def test_of_two_processes_that_edit_at_once_no_edit_is_lost_and_a_reader_sees_wh
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says what is mapped")
-def test_no_file_is_replaced_or_removed_while_this_process_has_it_mapped(store, llama, monkeypatch):
+def test_no_mapped_file_is_replaced_or_removed(store, llama, monkeypatch):
     changed: list[str] = []
 
     def watch(name: str) -> None:
@@ -446,7 +446,7 @@ def test_no_file_is_replaced_or_removed_while_this_process_has_it_mapped(store, 
     assert any(path.endswith(".safetensors") for path in changed)
 
 
-def test_rows_that_are_there_already_are_not_written_again(store, llama, monkeypatch):
+def test_rows_already_stored_are_not_written_again(store, llama, monkeypatch):
     states = States(torch.arange(2), *(torch.ones(3, 2, 2, 16) for _ in range(2)))
     name = store.write_segment(states, np.arange(2))
     path = store.folder / "segments" / f"{name}.safetensors"
@@ -458,7 +458,7 @@ def test_rows_that_are_there_already_are_not_written_again(store, llama, monkeyp
     assert store.read_segment(name)["ids"].tolist() == [0, 1]
 
 
-def test_views_of_larger_tensors_are_kept_alone_and_come_back_equal(store):
+def test_views_of_larger_tensors_are_stored_alone_and_equal(store):
     buffer = torch.randn(16, 3, 9, 2)
     views = {
         "cut": torch.randn(3, 2, 64, 16)[:, :, 5:9],
@@ -476,7 +476,7 @@ def test_views_of_larger_tensors_are_kept_alone_and_come_back_equal(store):
     assert max(sizes) < 500  # the header: nothing of the larger tensor comes along
 
 
-def test_a_segment_has_three_tensors_however_many_lines_there_are(home, llama):
+def test_a_segment_has_three_tensors_for_any_number_of_lines(home, llama):
     headers = []
     for lines in (1, 100):
         session = Session.load(Document("a\n" * lines), model=llama, name=f"of-{lines}", home=home)
@@ -486,7 +486,7 @@ def test_a_segment_has_three_tensors_however_many_lines_there_are(home, llama):
 
 
 @pytest.mark.parametrize("name", ["model.bin", "notes.txt", "."])
-def test_a_file_given_for_a_session_is_named_as_none(store, name):
+def test_a_file_is_not_accepted_as_a_session(store, name):
     Path("model.bin").write_bytes(b"\0" * 100)
     Path("notes.txt").write_text("text")
     done = CliRunner().invoke(app, ["status", "--session", name])
@@ -495,7 +495,7 @@ def test_a_file_given_for_a_session_is_named_as_none(store, name):
 
 
 @pytest.mark.parametrize("data", [b"", b"\xef\xbb\xbf", b"\n", b"\r\n"])
-def test_a_file_with_hardly_anything_is_refused_or_usable_and_leaves_the_open_session(store, llama, data):
+def test_a_nearly_empty_file_is_usable_or_refused(store, llama, data):
     Path("small.txt").write_bytes(data)
     before = view(store)
     if not data.strip(b"\xef\xbb\xbf"):
@@ -513,7 +513,7 @@ def test_a_file_with_hardly_anything_is_refused_or_usable_and_leaves_the_open_se
     assert view(store) == before
 
 
-def test_a_path_with_blanks_and_letters_of_any_script_is_a_path(tmp_path, llama):
+def test_a_path_may_have_spaces_and_letters_of_any_script(tmp_path, llama):
     home = tmp_path / "Ünïcode und 日本 'quoted' $HOME"
     session = Session.load(Document(TEXT), model=llama, name="Vertrag-日本", home=home)
     session.delete("1")
@@ -527,7 +527,7 @@ def test_a_path_with_blanks_and_letters_of_any_script_is_a_path(tmp_path, llama)
 # --- the model that computed the rows ---------------------------------------------------------------
 
 
-def test_each_part_of_a_model_that_differs_is_named_and_a_moved_model_is_the_same(home, tmp_path):
+def test_a_model_with_a_different_part_is_refused_by_its_name(home, tmp_path):
     folder = save_tiny(tmp_path / "model", "llama")
     Session.load(Document(TEXT), model=str(folder), name="contract", home=home)
     store = Store(home / "contract")
@@ -555,7 +555,7 @@ def test_each_part_of_a_model_that_differs_is_named_and_a_moved_model_is_the_sam
     )
 
 
-def test_a_session_that_another_process_loaded_with_another_model_is_asked_with_that_one(home, tmp_path):
+def test_a_session_is_asked_with_the_model_it_was_reloaded_with(home, tmp_path):
     folders = [save_tiny(tmp_path / str(seed), "llama", seed=seed) for seed in (1, 2)]
     for name, folder in zip(("contract", "clean"), folders, strict=True):
         Session.load(Document(TEXT), model=str(folder), name=name, home=home)

@@ -165,7 +165,7 @@ def test_a_link_in_a_session_is_not_followed_by_any_command(store, llama, tmp_pa
         assert not [error.fact for error in errors if error.exit_code not in (2, 3)]
 
 
-def test_a_link_that_leads_nowhere_makes_no_file_there(store, llama, tmp_path):
+def test_a_dangling_link_creates_no_file(store, llama, tmp_path):
     for what in ("lock", "holder.json", "tokenizers"):
         place, there = place_of(store, what), tmp_path / f"new-{what}"
         shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
@@ -174,7 +174,7 @@ def test_a_link_that_leads_nowhere_makes_no_file_there(store, llama, tmp_path):
     assert not list(tmp_path.glob("new-*"))
 
 
-def test_a_link_in_the_folder_of_sessions_writes_nothing_elsewhere(home, llama, tmp_path):
+def test_a_link_in_the_sessions_folder_writes_nothing_elsewhere(home, llama, tmp_path):
     home.mkdir()
     (home / ".gitignore").symlink_to(tmp_path / "profile")
     Session.load(Document(TEXT), model=llama, name="contract", home=home)
@@ -183,7 +183,7 @@ def test_a_link_in_the_folder_of_sessions_writes_nothing_elsewhere(home, llama, 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
 @pytest.mark.parametrize("what", PLACES)
-def test_a_pipe_or_a_socket_in_a_session_is_refused_and_not_waited_on(store, llama, what, kind):
+def test_a_pipe_or_socket_in_a_session_is_refused_at_once(store, llama, what, kind):
     place = place_of(store, what)
     shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
     if kind == "pipe":
@@ -218,7 +218,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("what", ["tokenizer", "journal", "segment"])
-def test_a_name_that_is_not_one_of_kvedits_own_opens_no_file(store, llama, monkeypatch, what, name):
+def test_a_file_name_unknown_to_kvedit_opens_no_file(store, llama, monkeypatch, what, name):
     if what == "tokenizer":
         change(store.folder, "tokenizer", name)
     elif what == "journal":
@@ -241,7 +241,7 @@ def test_a_name_that_is_not_one_of_kvedits_own_opens_no_file(store, llama, monke
     assert set(asked) <= inside
 
 
-def test_removing_leaves_what_is_not_kvedits(store):
+def test_removing_a_session_leaves_foreign_files(store):
     for place in ("notes.txt", "segments/mine.safetensors", "journal-mine.jsonl"):
         (store.folder / place).write_text("mine")
     Home(store.folder.parent).remove(store.name)
@@ -250,7 +250,7 @@ def test_removing_leaves_what_is_not_kvedits(store):
     assert not store.exists()
 
 
-def test_a_load_into_a_folder_of_something_else_removes_nothing_there(home, llama):
+def test_a_load_into_a_foreign_folder_removes_nothing(home, llama):
     for place in ("project/segments/mine.bin", "project/tokenizers/mine.json", "project/journal-1.jsonl"):
         (home / place).parent.mkdir(parents=True, exist_ok=True)
         (home / place).write_text("mine")
@@ -295,7 +295,7 @@ VALUES: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("place", "value"), VALUES, ids=lambda value: repr(value)[:24])
-def test_a_value_that_has_no_sense_is_refused_though_the_checksum_agrees(store, llama, place, value):
+def test_an_invalid_value_with_a_valid_checksum_is_refused(store, llama, place, value):
     change(store.folder, place, value)
     refused(lambda: read_whole(store, llama))
     assert [item.damage is not None for item in Home(store.folder.parent).list()] == [True]
@@ -326,7 +326,7 @@ RAW = {
 
 
 @pytest.mark.parametrize("name", RAW)
-def test_what_is_no_plain_json_is_refused_at_once(store, llama, name):
+def test_invalid_json_is_refused_at_once(store, llama, name):
     intact = (store.folder / "session.json").read_bytes()
     (store.folder / "session.json").write_bytes(RAW[name])
     with at_once():
@@ -339,7 +339,7 @@ def test_what_is_no_plain_json_is_refused_at_once(store, llama, name):
         assert "journal" in (fact := refused(lambda: read_whole(store, llama)).fact) or "revision 0" in fact
 
 
-def test_a_newer_format_is_named_with_the_own_one_and_the_way_out(store, llama):
+def test_a_newer_format_is_refused_with_both_numbers(store, llama):
     change(store.folder, "format", 7)
     error = refused(lambda: read_whole(store, llama))
     assert error.fact == "The session was written in format 7, and this kvedit reads format 2."
@@ -405,7 +405,7 @@ LINES: list[tuple[int, FIELDS]] = [
 
 
 @pytest.mark.parametrize(("number", "fields"), LINES, ids=lambda value: repr(value)[:40])
-def test_a_line_that_has_no_sense_is_refused_though_the_checksum_agrees(store, number, fields):
+def test_an_invalid_line_with_a_valid_checksum_is_refused(store, number, fields):
     lines = read_lines(store.folder)
     lines[number] |= fields
     write_lines(store.folder, lines)
@@ -439,7 +439,7 @@ BOMBS: dict[str, Callable[[list[FIELDS]], list[FIELDS]]] = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_a_line_says_takes_no_more_memory_than_the_line(store, name):
+def test_a_journal_line_uses_no_more_memory_than_its_length(store, name):
     lines = BOMBS[name](read_lines(store.folder))
     write_lines(store.folder, lines)
     fields = read_manifest(store.folder)
@@ -461,7 +461,7 @@ def test_a_journal_of_empty_lines_or_without_an_end_is_refused(store):
         refused(lambda: Session(State(store)))
 
 
-def test_a_file_that_is_larger_than_it_may_be_is_refused_before_it_is_read(store, llama):
+def test_an_oversized_file_is_refused_before_it_is_read(store, llama):
     for path in [place_of(store, what) for what in ("session.json", "tokenizer", "journal")]:
         os.truncate(path, 1 << 40)  # it takes no room
     with at_once():
@@ -471,7 +471,7 @@ def test_a_file_that_is_larger_than_it_may_be_is_refused_before_it_is_read(store
     shutil.rmtree(store.folder)
 
 
-def test_a_revision_far_from_a_whole_line_is_refused_since_no_writer_makes_one(store):
+def test_a_revision_too_far_from_a_whole_line_is_refused(store):
     lines = read_lines(store.folder)
     lines = [
         lines[0],
@@ -483,7 +483,7 @@ def test_a_revision_far_from_a_whole_line_is_refused_since_no_writer_makes_one(s
     assert "too far" in refused(lambda: Session(State(store))).fact
 
 
-def test_an_undo_into_a_text_that_is_none_is_damage(store):
+def test_an_undo_to_an_invalid_text_is_damage(store):
     lines = read_lines(store.folder)
     lines[2]["state"] = 0  # it is that of revision 1
     lines[3]["state"] = 2
@@ -497,7 +497,7 @@ def test_an_undo_into_a_text_that_is_none_is_damage(store):
 # --- ids, tokenizer, segments ---------------------------------------------------------------------
 
 
-def test_an_id_that_the_model_does_not_have_is_refused_before_the_model_gets_it(store, llama):
+def test_an_unknown_id_never_reaches_the_model(store, llama):
     for place in ("head", "turns"):
         lines, fields = read_lines(store.folder), read_manifest(store.folder)
         if place == "head":
@@ -510,7 +510,7 @@ def test_an_id_that_the_model_does_not_have_is_refused_before_the_model_gets_it(
         seal(store.folder, fields)
 
 
-def test_a_tokenizer_that_is_none_or_not_the_models_is_refused(store, llama):
+def test_an_invalid_or_foreign_tokenizer_is_refused(store, llama):
     other = replace_content(
         store.folder,
         "tokenizers",
@@ -584,7 +584,7 @@ SEGMENTS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("name", SEGMENTS)
-def test_a_segment_that_says_what_it_is_not_is_refused_though_its_name_agrees(store, llama, name):
+def test_an_inconsistent_segment_is_refused_despite_its_name(store, llama, name):
     old = read_lines(store.folder)[0]["rows"][1][0][0]
     new = replace_content(store.folder, "segments", old, SEGMENTS[name])
     error = refused(lambda: read_whole(store, llama))
@@ -608,7 +608,7 @@ class Mine:
         return os.system, (f"touch {self.marker}",)
 
 
-def test_a_model_that_came_with_a_session_must_have_its_fingerprint_and_runs_no_code(store, tmp_path):
+def test_a_foreign_model_needs_its_fingerprint_and_runs_no_code(store, tmp_path):
     theirs = save_tiny(tmp_path / "theirs", "llama", seed=9)
     change(store.folder, "model.directory", str(theirs))
     session = Session(State(store))
@@ -628,16 +628,14 @@ def test_a_model_that_came_with_a_session_must_have_its_fingerprint_and_runs_no_
 @pytest.mark.parametrize(
     "name", ["x" * 300, "a/" * 2000, "\udcff", "~nobody-of-that-name/x", "no-such-model"]
 )
-def test_a_model_that_cannot_be_looked_for_is_told_as_one_that_is_not_there(store, name):
+def test_an_unsearchable_model_path_is_a_missing_model(store, name):
     change(store.folder, "model.directory", name)
     change(store.folder, "model.name", name)
     with pytest.raises(ModelError):
         Session(State(store))._state.find_model()
 
 
-def test_a_relative_folder_of_a_model_is_not_looked_for_where_one_happens_to_be(
-    store, checkpoints, monkeypatch
-):
+def test_a_relative_model_folder_is_not_searched_in_cwd(store, checkpoints, monkeypatch):
     change(store.folder, "model.directory", checkpoints["llama"].name)
     change(store.folder, "model.name", "no-such-model")
     monkeypatch.chdir(checkpoints["llama"].parent)
@@ -646,14 +644,14 @@ def test_a_relative_folder_of_a_model_is_not_looked_for_where_one_happens_to_be(
 
 
 @pytest.mark.parametrize("path", ["pipe", "/dev/zero", "/"])
-def test_a_source_that_never_ends_or_keeps_one_waiting_is_not_read(store, tmp_path, path):
+def test_a_source_that_never_ends_or_blocks_is_not_read(store, tmp_path, path):
     os.mkfifo(tmp_path / "pipe")
     change(store.folder, "source", str(tmp_path / path))
     with at_once(), pytest.raises(UsageError):
         Session(State(store)).sync()
 
 
-def test_a_script_of_a_session_has_one_command_a_line_whatever_its_journal_says(store):
+def test_a_script_has_one_command_per_line_despite_its_journal(store):
     lines = read_lines(store.folder)
     lines[2]["command"] = "ask 'Why?'\nsessions remove contract --yes"
     write_lines(store.folder, lines)
@@ -732,7 +730,7 @@ def look_at(store: Store, model: Model) -> str:
 
 @quick
 @given(st.data())
-def test_any_change_of_a_manifest_that_is_sealed_again_holds_or_is_refused(original, llama, tmp_path, data):
+def test_a_changed_manifest_is_valid_or_refused(original, llama, tmp_path, data):
     store = fresh(original, tmp_path)
     fields = read_manifest(store.folder)
     mutate(fields, data)
@@ -743,7 +741,7 @@ def test_any_change_of_a_manifest_that_is_sealed_again_holds_or_is_refused(origi
 
 @quick
 @given(st.data())
-def test_any_change_of_a_journal_that_is_sealed_again_holds_or_is_refused(original, llama, tmp_path, data):
+def test_a_changed_journal_is_valid_or_refused(original, llama, tmp_path, data):
     store = fresh(original, tmp_path)
     lines = read_lines(store.folder)
     mutate(lines, data)
@@ -753,9 +751,7 @@ def test_any_change_of_a_journal_that_is_sealed_again_holds_or_is_refused(origin
 
 @quick
 @given(st.data())
-def test_any_change_of_a_segments_header_that_is_named_again_holds_or_is_refused(
-    original, llama, tmp_path, data
-):
+def test_a_changed_segment_header_is_valid_or_refused(original, llama, tmp_path, data):
     store = fresh(original, tmp_path)
 
     def make(old: bytes) -> bytes:

@@ -59,7 +59,7 @@ def medium(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 
 @pytest.mark.parametrize("command", ["load", "delete", "ask"])
-def test_killed_before_any_change_of_a_file_a_session_is_as_before_or_after(server, short, tmp_path, command):
+def test_a_kill_at_any_step_keeps_the_old_or_new_state(server, short, tmp_path, command):
     home = tmp_path / "home"
     before = held(short.copy(home))
     assert server.run(home, *short.commands[command]).code == 0
@@ -78,7 +78,7 @@ def test_killed_before_any_change_of_a_file_a_session_is_as_before_or_after(serv
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", OTHERS, ids=lambda words: words.partition(" ")[0])
-def test_killed_before_any_change_of_a_file_by_another_command_too(server, short, tmp_path, words):
+def test_other_killed_commands_keep_the_old_or_new_state(server, short, tmp_path, words):
     home, args = tmp_path / "home", shlex.split(words)
     setup = ["delete --lines 3", "ask Why? --budget 30% --max-new-tokens 2 --continue", "undo"]
     server.runs(short.copy(home), setup)
@@ -99,7 +99,7 @@ def test_killed_before_any_change_of_a_file_by_another_command_too(server, short
 
 
 @pytest.mark.slow
-def test_killed_at_random_instants_of_a_script_a_session_is_at_one_of_its_steps(server, medium, tmp_path):
+def test_a_kill_in_a_script_leaves_one_of_its_steps(server, medium, tmp_path):
     """Sixty kills; `benchmarks/reliability.py` does two hundred."""
     done = kill_scripts(server, medium, tmp_path, turns=60, seed=200)
     assert done.wrong == []
@@ -107,7 +107,7 @@ def test_killed_at_random_instants_of_a_script_a_session_is_at_one_of_its_steps(
     assert done.steps > len(SCRIPT) // 2  # the instants fell into all of it
 
 
-def test_killed_in_a_first_load_there_is_no_session_or_a_whole_one(server, short, tmp_path):
+def test_a_kill_in_a_first_load_leaves_all_or_nothing(server, short, tmp_path):
     home, load = tmp_path / "home", [part for part in short.commands["load"] if part != "--force"]
     for step in count(1, 2):
         shutil.rmtree(home, ignore_errors=True)
@@ -122,7 +122,7 @@ def test_killed_in_a_first_load_there_is_no_session_or_a_whole_one(server, short
 
 
 @pytest.mark.parametrize("command", ["load", "delete", "ask"])
-def test_killed_at_random_instants_a_session_is_as_before_or_after(server, long, tmp_path, command):
+def test_a_kill_at_a_random_time_keeps_the_old_or_new_state(server, long, tmp_path, command):
     home, chance = tmp_path / "home", random.Random(command)
     before = held(long.copy(home))
     whole = server.run(home, *long.commands[command])
@@ -139,7 +139,7 @@ def test_killed_at_random_instants_a_session_is_as_before_or_after(server, long,
 
 
 @pytest.mark.parametrize("command", ["load", "ask", "delete"])
-def test_an_interrupt_ends_a_command_without_a_trace(server, short, tmp_path, command):
+def test_an_interrupted_command_keeps_the_old_or_new_state(server, short, tmp_path, command):
     home = tmp_path / "home"
     before = held(short.copy(home))
     server.run(home, *short.commands[command])
@@ -156,7 +156,7 @@ def test_an_interrupt_ends_a_command_without_a_trace(server, short, tmp_path, co
     assert step > 5
 
 
-def test_an_interrupt_while_an_answer_is_written_keeps_what_was_said(server, long, tmp_path):
+def test_an_interrupted_unkept_answer_changes_nothing(server, long, tmp_path):
     home = long.copy(tmp_path / "home")
     before = held(home)
     pid = server.start(home, "ask", "What are the fees?", "--max-new-tokens", "1000", "--no-keep")
@@ -189,7 +189,7 @@ def fill(place: Path, spare: int) -> None:
 
 @pytest.mark.parametrize("command", ["load", "delete", "ask"])
 @pytest.mark.parametrize("pages", [0, 3, 8])
-def test_a_command_on_a_full_disk_says_so_and_does_nothing(server, short, long, small_disk, command, pages):
+def test_a_command_on_a_full_disk_fails_and_changes_nothing(server, short, long, small_disk, command, pages):
     home = shutil.copytree(short.home, small_disk / "home")
     before = held(home)
     fill(small_disk, pages * 4096)

@@ -86,7 +86,7 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
 # --- arms --------------------------------------------------------------------------------------
 
 
-def test_the_ends_are_arms_without_a_policy():
+def test_shift_and_reprefill_are_arms_without_a_policy():
     ends = {name: Arm.parse(name) for name in ("shift", "replay", "reprefill", "erratum")}
     assert {arm.policy for arm in ends.values()} == {None}
     resolved = {name: arm.budget and arm.budget.resolve(70) for name, arm in ends.items()}
@@ -130,7 +130,7 @@ def test_every_policy_is_an_arm_with_every_rule_and_budget(rule, copies, budget,
         ("sur@-1%", "The budget -1% lies outside 0% to 100%.", "full"),
     ],
 )
-def test_what_is_no_arm_is_refused_with_what_would_be_one(name, fact, remedy):
+def test_an_invalid_arm_is_refused_with_a_valid_form(name, fact, remedy):
     with pytest.raises(UsageError) as raised:
         Arm.parse(name)
     assert raised.value.fact == fact
@@ -141,7 +141,7 @@ def test_what_is_no_arm_is_refused_with_what_would_be_one(name, fact, remedy):
 
 
 @pytest.mark.parametrize("case", [make_case(), REWORDED], ids=lambda case: case.name)
-def test_a_staged_case_is_the_head_and_the_edited_text_and_knows_where_each_row_was(llama, case):
+def test_a_staged_case_knows_the_old_place_of_each_row(llama, case):
     staged, head = Staged.of(llama, case), list(llama.layout(None).head_ids)
     old, new = llama.tokenizer.encode_text(case.text), llama.tokenizer.encode_text(edited(case))
     assert staged.ids.tolist() == head + new.ids.tolist()
@@ -168,7 +168,7 @@ def test_a_reworded_line_has_rows_without_a_state(llama):
     assert not Staged.of(llama, make_case()).rows.missing.any()
 
 
-def test_gold_rows_spell_the_evidence_and_only_that_of_the_suffix_counts(llama):
+def test_gold_rows_spell_the_evidence_after_the_edit(llama):
     case = make_case(gold=(span("Line 1:"), span("Line 8"), span("Line 12")))
     staged, text, head = Staged.of(llama, case), edited(case), len(llama.layout(None).head_ids)
     tokens = llama.tokenizer.encode_text(text)
@@ -285,7 +285,7 @@ def test_shift_refreshes_nothing_and_is_not_the_clean_answer(model):
 
 @pytest.mark.parametrize("case", [make_case(), REWORDED], ids=lambda case: case.name)
 @pytest.mark.parametrize("rule", [None, *SUPPORTS])
-def test_every_arm_refreshes_exactly_its_budget_and_leaves_no_trace(llama, case, rule):
+def test_every_arm_refreshes_exactly_its_budget_and_cleans_up(llama, case, rule):
     tried = Trial(llama, case)
     count, suffix = len(tried.ids), int(tried.rows.suffix.sum())
     keys, values = tried.cache.keys[:, :, :count].clone(), tried.cache.values[:, :, :count].clone()
@@ -341,7 +341,7 @@ def test_a_copy_is_not_a_refresh(llama):
     assert abs(copied["logp"] - refreshed["logp"]) > 1e-4
 
 
-def test_erratum_is_a_shift_that_is_asked_otherwise(model):
+def test_erratum_is_a_shift_with_a_changed_question(model):
     case = make_case()
     record, _ = run_case(model, case, arms("shift", "erratum", "reprefill"))
     told, _ = run_case(model, replace(case, question=NOTICE + case.question), arms("shift"))
@@ -435,7 +435,7 @@ def test_three_placements_of_a_question_share_one_clean_prefill(llama, monkeypat
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_clean_prefill_is_not_used_for_a_case_that_ends_otherwise(llama, change):
+def test_a_case_with_another_ending_gets_its_own_clean_prefill(llama, change):
     first = Trial(llama, make_case())
     other = Trial(llama, make_case(**change), clean=first.clean)
     assert other.clean is not first.clean
@@ -445,7 +445,7 @@ def test_a_clean_prefill_is_not_used_for_a_case_that_ends_otherwise(llama, chang
     assert again.clean is first.clean
 
 
-def test_a_case_that_does_not_fit_the_context_is_refused_with_both_numbers(llama):
+def test_a_case_that_exceeds_the_context_is_refused(llama):
     long = make_case("long", text=TEXT * 5)
     with pytest.raises(ContextError, match=r"Case long needs \d+ tokens, and the model's context holds 1024"):
         Trial(llama, long)
@@ -476,7 +476,7 @@ def needles(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("variant", niah.VARIANTS)
-def test_an_edit_takes_the_erased_value_out_and_leaves_the_asked_one(hay, variant):
+def test_an_edit_removes_the_old_value_and_keeps_the_answer(hay, variant):
     for case in make(hay, variant):
         after = edited(case)
         ((start, stop),) = case.gold
@@ -536,7 +536,7 @@ def test_after_relabel_the_asked_label_has_the_answer_below_it(hay):
     assert {case.facts["record"] for case in make(hay, "relabel")} == {0, 1, 2, 3, 4}
 
 
-def test_derived_is_answered_through_the_first_alias_once_the_correction_is_gone(hay):
+def test_derived_cases_are_answered_through_the_first_alias(hay):
     for case in make(hay, "derived"):
         key = re.search(r"project (\S+) have", case.question)[1]
         fact, correction, right, wrong = needles(case.text)
@@ -598,7 +598,7 @@ def test_depth_and_gap_are_honoured_to_a_sentence(hay):
     assert met == {0, 64, 256}
 
 
-def test_the_lookup_of_derived_is_as_far_off_as_its_distance_says(hay):
+def test_derived_cases_place_the_lookup_at_its_distance(hay):
     for number, case in enumerate(make(hay, "derived", tokens=(900, 1000))):
         distance = (0, 250, "far")[number % 3]
         assert case.facts["distance"] == distance
@@ -632,7 +632,7 @@ def test_dev_and_test_share_no_key_no_value_and_no_sentence(hay, variant):
 
 
 @pytest.mark.parametrize("variant", niah.VARIANTS)
-def test_equal_arguments_give_equal_cases_and_other_seeds_others(hay, variant):
+def test_equal_arguments_give_equal_cases(hay, variant):
     one, again, other = (make(hay, variant, seed=seed) for seed in (0, 0, 1))
     assert one == again
     assert all(mine.text != theirs.text for mine, theirs in zip(one, other, strict=True))
@@ -640,14 +640,14 @@ def test_equal_arguments_give_equal_cases_and_other_seeds_others(hay, variant):
     assert one[0].name == f"{variant}-test-000"
 
 
-def test_haystacks_are_taken_in_turn(llama, hay):
+def test_haystacks_are_used_in_turn(llama, hay):
     twin = Haystack(STRAW.replace("This is", "That was"), llama.tokenizer)
     made = list(niah.cases([hay, twin], count=4, tokens=(200, 200)))
     assert ["That was" in case.text for case in made] == [False, True, False, True]
     assert ["This is" in case.text for case in made] == [True, False, True, False]
 
 
-def test_the_built_in_haystack_is_the_same_each_time_and_long_enough(llama):
+def test_the_built_in_haystack_is_stable_and_long_enough(llama):
     text = built_in()
     assert text == built_in()
     assert len(Haystack(text, llama.tokenizer).sentences) > 3000
@@ -699,7 +699,7 @@ def test_a_mean_share_is_over_cases_and_not_over_rows():
     assert found["arms"]["sur@5%"]["high"] <= 1
 
 
-def test_evidence_takes_no_arm_that_needs_a_forward_pass(llama):
+def test_evidence_refuses_arms_that_need_a_forward_pass(llama):
     for name in (
         "shift",
         "replay",
@@ -771,7 +771,7 @@ def test_a_run_writes_what_its_schema_says(finished):
 
 @pytest.mark.parametrize("whole", [0, 1, 3, 4])
 @pytest.mark.parametrize("cut", [0, 1, 300, -1])
-def test_a_run_that_was_killed_goes_on_and_ends_as_one_that_was_not(
+def test_an_interrupted_run_resumes_and_ends_like_a_whole_one(
     finished, llama, tmp_path, monkeypatch, whole, cut
 ):
     kept = lines(finished)
@@ -798,7 +798,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_as_one_that_was_not(
     assert again.finish()["cases"] == 4
 
 
-def test_another_config_in_the_folder_is_refused_and_nothing_is_lost(finished, llama, tmp_path):
+def test_a_run_with_another_config_in_the_folder_is_refused(finished, llama, tmp_path):
     folder = copied(finished, tmp_path / "run", "".join(lines(finished)))
     before = files(folder)
     for named, more in (
@@ -820,14 +820,14 @@ def test_another_model_is_another_config(finished, tiny_models, tmp_path):
         start(folder, tiny_models["qwen3"])
 
 
-def test_a_run_without_a_record_makes_way_for_another(llama, tmp_path):
+def test_a_run_without_records_is_replaced(llama, tmp_path):
     start(tmp_path / "run", llama)
     other = start(tmp_path / "run", llama, seed=1)
     assert json.loads((tmp_path / "run" / "config.json").read_bytes()) == other.config
     assert other.config["options"] == {"seed": 1}
 
 
-def test_another_day_machine_and_command_line_may_go_on(finished, llama, tmp_path):
+def test_a_run_resumes_on_another_day_and_machine(finished, llama, tmp_path):
     folder = copied(finished, tmp_path / "run", "".join(lines(finished)[:2]))
     held = json.loads((folder / "config.json").read_bytes())
     held |= {"created": "1999", "command": "other", "machine": {"gpu": "none"}}
@@ -849,7 +849,7 @@ def test_a_folder_with_something_else_is_refused(llama, tmp_path):
         start(tmp_path / "letter.txt" / "run", llama)
 
 
-def test_a_models_folder_is_no_run_and_keeps_its_config(llama, checkpoints, tmp_path):
+def test_a_models_folder_is_refused_and_keeps_its_config(llama, checkpoints, tmp_path):
     config = (checkpoints["llama"] / "config.json").read_bytes()
     (tmp_path / "config.json").write_bytes(config)
     for opened in (Run.open, lambda place: start(place, llama)):
@@ -858,13 +858,13 @@ def test_a_models_folder_is_no_run_and_keeps_its_config(llama, checkpoints, tmp_
     assert files(tmp_path) == {"config.json": config}
 
 
-def test_an_empty_folder_is_taken(llama, tmp_path):
+def test_an_empty_folder_is_accepted(llama, tmp_path):
     (tmp_path / "run").mkdir()
     assert start(tmp_path / "run", llama).records() == []
 
 
 @pytest.mark.parametrize("damage", ["{\n", "nonsense\n", "\n", '{"case": \n'])
-def test_a_damaged_line_is_told_with_its_number(finished, llama, tmp_path, damage):
+def test_a_damaged_line_is_reported_with_its_number(finished, llama, tmp_path, damage):
     kept = lines(finished)
     folder = copied(finished, tmp_path / "run", "".join([*kept[:2], damage, *kept[3:]]))
     before = files(folder)
@@ -878,7 +878,7 @@ def test_a_damaged_line_is_told_with_its_number(finished, llama, tmp_path, damag
     assert found == {record["case"]: without_times(record) for record in map(json.loads, kept)}
 
 
-def test_a_damaged_config_is_told(finished, llama, tmp_path):
+def test_a_damaged_config_is_reported(finished, llama, tmp_path):
     folder = copied(finished, tmp_path / "run", "")
     (folder / "config.json").write_text("{")
     for opened in (Run.open, lambda place: start(place, llama)):
@@ -886,7 +886,7 @@ def test_a_damaged_config_is_told(finished, llama, tmp_path):
             opened(folder)
 
 
-def test_a_case_that_does_not_fit_is_left_out_and_said(llama, tmp_path):
+def test_a_case_that_does_not_fit_is_reported_and_left_out(llama, tmp_path):
     held, left = start(tmp_path / "run", llama), []
     first, last = made_cases(2)
     long = make_case("long", text=TEXT * 5)
@@ -914,7 +914,7 @@ def test_a_case_that_does_not_fit_is_left_out_and_said(llama, tmp_path):
         (lambda record: record.update(case="fees-8"), r"Case fees-8 is there 2 times"),
     ],
 )
-def test_a_run_that_is_not_whole_gets_no_report(finished, tmp_path, wrong, message):
+def test_an_incomplete_run_gets_no_report(finished, tmp_path, wrong, message):
     kept = [json.loads(line) for line in lines(finished)]
     wrong(kept[2])
     folder = copied(finished, tmp_path / "run", "".join(f"{json.dumps(record)}\n" for record in kept))
@@ -942,7 +942,7 @@ def test_a_run_without_cases_gets_no_report(llama, tmp_path):
         (lambda record: record.update(schema_version=2), "schema_version"),
     ],
 )
-def test_the_schema_sees_what_does_not_fit_it(finished, change, where):
+def test_the_schema_rejects_invalid_records(finished, change, where):
     record = json.loads(lines(finished)[0])
     check_case(record)
     change(record)

@@ -185,7 +185,7 @@ def test_geometry_spends_one_score_by_every_rule(tiny):
     assert arms[1:-1] == [f"oracle/{rule}@{budget}" for rule in rules for budget in ("5%", "40%")]
 
 
-def test_a_haystack_of_the_users_own_is_a_file_or_a_folder_of_files(tiny):
+def test_a_custom_haystack_is_a_file_or_a_folder(tiny):
     Path("hay").mkdir()
     for name in ("a", "b"):
         text = " ".join(f"The {name} of number {number} is so." for number in range(60))
@@ -198,7 +198,7 @@ def test_a_haystack_of_the_users_own_is_a_file_or_a_folder_of_files(tiny):
     kvedit(*NIAH, "--haystack", "hay", "--model", tiny, "-o", "out", code=2)
 
 
-def test_questions_that_give_no_case_are_said_with_their_reason(inside):
+def test_questions_without_a_case_are_reported_with_the_reason(inside):
     command, result = inside
     said = "Left out: 1 question, because it has no answer with a word in it." in result.stderr
     assert said == ("questions.jsonl" in command)
@@ -272,7 +272,7 @@ def test_several_data_sets_are_shown_one_by_one(tiny):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_what_makes_no_sense_is_refused_with_fact_and_remedy(tiny, args, fact, remedy):
+def test_invalid_options_are_refused_with_fact_and_remedy(tiny, args, fact, remedy):
     Path("empty").mkdir()
     Path("full").mkdir()
     for name in ("full/letter.txt", "letter.txt"):
@@ -292,18 +292,18 @@ def test_what_makes_no_sense_is_refused_with_fact_and_remedy(tiny, args, fact, r
     assert not any(name.endswith((".jsonl", ".html")) for name in set(after) - set(before))
 
 
-def test_a_model_that_is_not_there_and_a_context_that_is_too_small_have_their_own_codes(tiny):
+def test_missing_models_and_small_contexts_have_own_exit_codes(tiny):
     kvedit(*NIAH, "--model", "no/such/model", code=4)
     kvedit(*EXECUTOR, "--contexts", "4000", "--model", tiny, code=5)
 
 
-def test_after_a_refusal_the_right_options_go_into_the_same_folder(tiny):
+def test_a_corrected_command_can_use_the_same_folder(tiny):
     kvedit(*EXECUTOR, "--contexts", "10", "--model", tiny, "-o", "out", code=2)
     parsed(*EXECUTOR, "--model", tiny, "-o", "out")
     check_run(Path("out"))
 
 
-def test_cases_that_do_not_fit_the_context_are_left_out_and_said(tiny):
+def test_cases_that_exceed_the_context_are_reported(tiny):
     result = kvedit("niah", "--cases", "2", "--tokens", "200-2000", "-a", "sur@5%", "-m", tiny, "-o", "out")
     _, records, summary = check_run(Path("out"))
     assert len(records) == summary["cases"] == 1
@@ -311,7 +311,7 @@ def test_cases_that_do_not_fit_the_context_are_left_out_and_said(tiny):
     assert parsed("report", "out") == summary
 
 
-def test_other_options_do_not_go_into_a_run_and_it_is_not_touched(tiny):
+def test_a_run_with_other_options_is_refused_and_unchanged(tiny):
     parsed(*NIAH, "--model", tiny, "--out", "out")
     before = files(Path("out"))
     for change in (("--seed", "1"), ("-a", "replay"), ("--split", "dev"), ("--cases", "4")):
@@ -323,7 +323,7 @@ def test_other_options_do_not_go_into_a_run_and_it_is_not_touched(tiny):
     assert files(Path("out")) == before
 
 
-def test_an_interrupt_keeps_what_is_done_and_the_run_goes_on(tiny, monkeypatch):
+def test_an_interrupted_run_keeps_its_cases_and_resumes(tiny, monkeypatch):
     run_one, done = run.run_case, []
 
     def interrupted(*args: Any, **named: Any) -> Any:
@@ -363,7 +363,7 @@ def test_two_runs_are_compared_case_by_case(tiny, checkpoints):
     assert found["arms"]["shift"]["logp_change"]["value"] == pytest.approx(sum(changes) / 3)
 
 
-def test_a_run_compared_with_itself_differs_in_nothing(tiny):
+def test_a_run_compared_with_itself_shows_no_difference(tiny):
     parsed(*NIAH, "--model", tiny, "-o", "a")
     found = parsed("compare", "a", "a")
     check_comparison(found)
@@ -376,7 +376,7 @@ def test_a_run_compared_with_itself_differs_in_nothing(tiny):
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_runs_without_a_shared_case_and_measurements_are_not_compared(tiny):
+def test_unrelated_runs_and_measurements_are_not_compared(tiny):
     parsed(*NIAH, "--model", tiny, "-o", "a")
     parsed(*NIAH, "--split", "dev", "--model", tiny, "-o", "b")
     assert parsed("compare", "a", "b", code=2)["error"]["fact"] == "The two runs share no case."
@@ -384,7 +384,7 @@ def test_runs_without_a_shared_case_and_measurements_are_not_compared(tiny):
     assert "executor" in parsed("compare", "a", "c", code=2)["error"]["fact"]
 
 
-def test_a_report_of_a_damaged_run_is_refused_and_keeps_the_old_one(tiny):
+def test_a_report_of_a_damaged_run_keeps_the_old_one(tiny):
     parsed(*NIAH, "--model", tiny, "-o", "out")
     lines = Path("out/cases.jsonl").read_text().splitlines(keepends=True)
     record = json.loads(lines[1])

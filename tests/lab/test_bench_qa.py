@@ -54,7 +54,7 @@ def test_iirc_reads_numbers_and_parts_words_at_hyphens(text, words):
     assert normalise(text, "iirc") == words
 
 
-def test_exact_match_takes_any_answer_and_no_further_words():
+def test_exact_match_accepts_any_answer_without_extra_words():
     assert exact_match("Caspian sea.", ["the north", "Caspian Sea"], "musique")
     assert not exact_match("Caspian Sea, in the north", ["Caspian Sea"], "musique")
     assert not exact_match("", ["Caspian Sea"], "musique")
@@ -75,7 +75,7 @@ def test_f1_counts_shared_words_with_repeats():
     assert f1("york is a city", ["York", "a city"], "2wikimultihopqa") == pytest.approx(0.5)
 
 
-def test_yes_and_no_give_no_partial_f1_but_in_musique():
+def test_yes_and_no_give_partial_f1_only_in_musique():
     for dataset in ("hotpotqa", "2wikimultihopqa"):
         assert f1("yes they are", ["yes"], dataset) == 0.0
         assert f1("no", ["no smoking"], dataset) == 0.0
@@ -112,12 +112,12 @@ def test_iirc_gives_no_f1_without_a_number_of_the_answer():
         ("", "crimson", False),
     ],
 )
-def test_niah_takes_the_first_number_or_the_first_words(text, answer, right):
+def test_niah_reads_the_first_number_or_the_first_words(text, answer, right):
     assert exact_match(text, [answer], "niah") is right
     assert f1(text, [answer], "niah") == float(right)
 
 
-def test_an_answer_is_held_as_whole_words():
+def test_an_answer_is_matched_as_whole_words():
     assert holds("He was born in Green Bay, Wisconsin", ["Milwaukee", "green bay"], "musique")
     assert not holds("He was born in Evergreen Bayou", ["green bay"], "musique")
     assert not holds("anything", ["the"], "musique")
@@ -230,7 +230,7 @@ def test_musique_is_read_with_its_aliases(tmp_path):
     assert question.deletable == [1]
 
 
-def test_lines_of_our_own_keep_their_marks_and_yes_can_be_held_by_no_passage(tmp_path):
+def test_own_lines_keep_their_marks_and_yes_is_in_no_passage(tmp_path):
     (question,) = qa.read(write(tmp_path / "own.jsonl", [OWN], lines=True))
     assert [passage.has_answer for passage in question.passages] == [True] * 5
     assert question.deletable == [2, 3, 4]
@@ -285,7 +285,7 @@ def test_iirc_articles_become_contexts_of_eight(tmp_path):
         (json.dumps([{"questions": 3, "text": "A"}]), "article 1: 'questions' is missing or no list"),
     ],
 )
-def test_a_bad_file_is_refused_with_its_place(tmp_path, text, fact):
+def test_a_bad_file_is_refused_with_its_location(tmp_path, text, fact):
     (tmp_path / "bad.jsonl").write_text(text)
     with pytest.raises(UsageError) as caught:
         qa.read(tmp_path / "bad.jsonl")
@@ -316,7 +316,7 @@ def test_a_missing_file_is_refused(tmp_path):
         ),
     ],
 )
-def test_a_question_that_does_not_qualify_is_given_back_with_its_reason(change, reason):
+def test_an_unusable_question_is_returned_with_its_reason(change, reason):
     good = synthetic("good", 8)
     bad = replace(synthetic("bad", 8), **change)
     assert qa.sift([bad, good]) == ([good], {"hotpotqa-bad": reason})
@@ -324,7 +324,7 @@ def test_a_question_that_does_not_qualify_is_given_back_with_its_reason(change, 
         list(qa.cases([good, bad]))
 
 
-def test_evidence_that_the_context_lacks_and_unanswerable_twins_are_flaws(tmp_path):
+def test_missing_evidence_and_unanswerable_twins_are_flaws(tmp_path):
     lacking = {**HOTPOT, "supporting_facts": [["Noon", 0]]}
     (question,) = qa.read(write(tmp_path / "a.json", [lacking]))
     assert qa.unfit(question) == "its context lacks a passage of the evidence"
@@ -360,7 +360,7 @@ def slow_text(passages: list[Passage]) -> str:
 
 @pytest.mark.parametrize("count", [4, 5, 6, 7, 10, 20])
 @pytest.mark.parametrize("seed", range(4))
-def test_three_placements_leave_the_same_text_and_delete_the_same_passage(count, seed):
+def test_three_placements_delete_the_same_passage(count, seed):
     question = synthetic("q", count, supporting=(1,))
     made = list(qa.cases([question], seed=seed))
     assert [case.name for case in made] == [f"hotpotqa-q-{one}" for one in ("early", "middle", "late")]
@@ -379,7 +379,7 @@ def test_three_placements_leave_the_same_text_and_delete_the_same_passage(count,
     assert made[-1].edits[0].stop < len(made[-1].text)
 
 
-def test_gold_spans_are_the_supporting_passages_of_the_edited_text():
+def test_gold_spans_are_the_supporting_passages():
     question = synthetic("q", 9)
     wanted = [question.passages[index] for index in (1, 4)]
     for case in (*qa.cases([question]), *location.cases([question])):
@@ -414,7 +414,7 @@ def test_a_case_asks_for_a_short_answer_and_carries_its_facts():
     assert case.facts == {"placement": "early", "type": "bridge", "set": "hotpotqa"}
 
 
-def test_cases_follow_the_file_and_depend_on_seed_and_question_alone():
+def test_cases_depend_only_on_seed_and_question():
     questions = [synthetic(f"q{number}", 10) for number in range(20)]
     made = list(qa.cases(questions, seed=1))
     assert made == list(qa.cases(iter(questions), seed=1))
@@ -429,7 +429,7 @@ def test_cases_follow_the_file_and_depend_on_seed_and_question_alone():
 # --- location ----------------------------------------------------------------------------------
 
 
-def test_evidence_and_distractors_are_exchanged_around_the_deleted_passage():
+def test_evidence_and_distractors_swap_around_the_deletion():
     question = synthetic("q", 12)
     made = {(case.facts["side"], case.facts["tail"]): case for case in location.cases([question])}
     assert [case.name.removeprefix("hotpotqa-q-") for case in made.values()] == [
@@ -456,7 +456,7 @@ def test_evidence_and_distractors_are_exchanged_around_the_deleted_passage():
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("count", [7, 9, 12])
-def test_distractors_come_as_close_to_the_evidence_as_any_choice_of_passages(count, seed):
+def test_distractors_match_the_evidence_length_best(count, seed):
     question = synthetic("q", count)
     evidence = sum(len(question.passages[index].block) + 1 for index in (1, 4))
     best = {}
@@ -482,7 +482,7 @@ def test_distractors_come_as_close_to_the_evidence_as_any_choice_of_passages(cou
     assert before.facts["mismatch"] == round(off / evidence, 3)
 
 
-def test_a_question_without_a_matching_group_is_left_out_of_the_location_cases():
+def test_location_cases_leave_out_questions_without_a_match():
     question = synthetic("q", 8)
     long = replace(question.passages[1], text="Evidence. " * 200)
     bad = replace(question, passages=(question.passages[0], long, *question.passages[2:]))

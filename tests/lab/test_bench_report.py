@@ -124,7 +124,7 @@ def approx(value):
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_an_interval_is_that_of_a_loop_over_draws_that_keeps_the_cases_of_a_source_together(seed):
+def test_an_interval_equals_a_loop_that_draws_whole_sources(seed):
     random = np.random.default_rng(3)
     sources = ["a", "b", "b", "c", "c", "c", "d", "e", "f", "a"]
     top, bottom = random.normal(size=(10, 2)), random.uniform(0.5, 1, size=(10, 2))
@@ -141,7 +141,7 @@ def test_an_interval_is_that_of_a_loop_over_draws_that_keeps_the_cases_of_a_sour
         assert (estimate.low, estimate.high) == (approx(low), approx(high))
 
 
-def test_the_interval_of_independent_cases_is_about_the_one_of_the_textbook():
+def test_an_interval_of_independent_cases_matches_the_textbook():
     values = np.random.default_rng(0).normal(5, 2, size=(400, 1))
     estimate = Bootstrap(range(400)).means(values)[0]
     aside = 1.96 * values.std() / math.sqrt(400)
@@ -158,7 +158,7 @@ def test_placements_that_repeat_their_source_add_no_certainty():
     assert loose.high - loose.low < 0.7 * (alone.high - alone.low)
 
 
-def test_what_cannot_be_known_has_no_interval_or_no_value():
+def test_unknown_values_and_intervals_stay_empty():
     one = Bootstrap(["a", "a"]).means(np.array([[1.0], [2.0]]))[0]
     assert (one.value, one.low, one.high) == (1.5, None, None)  # one source says nothing of others
     none = Bootstrap(["a", "b"]).means(np.full((2, 1), math.nan))[0]
@@ -171,7 +171,7 @@ def test_what_cannot_be_known_has_no_interval_or_no_value():
 # --- transitions and checks ----------------------------------------------------------------------
 
 
-def test_transitions_add_up_and_their_difference_is_that_of_the_right_answers():
+def test_transitions_add_up_to_the_change_in_right_answers():
     random = np.random.default_rng(5)
     before, after = random.random(50) < 0.5, random.random(50) < 0.7
     found = transitions(before, after)
@@ -192,7 +192,7 @@ def test_the_checker_counts_an_allowance_as_the_budget_does(budget):
         assert allowance(budget, suffix) == Budget.parse(budget).resolve(suffix)
 
 
-def test_a_share_that_floating_point_would_lose_a_row_of_is_exact():
+def test_an_allowance_is_exact_despite_floating_point():
     assert 0.29 * 100 < 29
     assert allowance("29%", 100) == 29
 
@@ -236,7 +236,7 @@ def test_a_source_with_two_cases_of_one_placement_is_found(records):
 # --- summary -------------------------------------------------------------------------------------
 
 
-def test_the_summary_of_an_arm_is_what_loops_give(records, summary):
+def test_the_summary_of_an_arm_equals_plain_loops(records, summary):
     held, arms = summary["arms"]["sur@5%"], [record["arms"]["sur@5%"] for record in records]
     right = sum(arm["em"] for arm in arms)
     assert (held["em"]["right"], held["em"]["cases"]) == (right, 24)
@@ -255,7 +255,7 @@ def test_the_summary_of_an_arm_is_what_loops_give(records, summary):
     assert list(summary["arms"]["reprefill"]["seconds"]) == ["question", "decode", "prefill"]
 
 
-def test_recovery_and_its_interval_are_those_of_loops(records, summary):
+def test_recovery_and_its_interval_equal_plain_loops(records, summary):
     sources = [record["source"] for record in records]
     harm, shifted = (np.abs(values_of(records, arm, "logp_change")) for arm in ("tokens@2%", "shift"))
     held = summary["arms"]["tokens@2%"]["recovery"]
@@ -264,7 +264,7 @@ def test_recovery_and_its_interval_are_those_of_loops(records, summary):
     assert (held["low"], held["high"]) == (approx(1 - high), approx(1 - low))
 
 
-def test_margins_are_pooled_over_the_cases_that_have_a_stale_answer(records, summary):
+def test_margins_are_pooled_over_cases_with_a_stale_answer(records, summary):
     known = [record for record in records if record["stale_answer"]]
     assert 0 < len(known) < len(records)
     arm, shifted, clean = (
@@ -275,14 +275,14 @@ def test_margins_are_pooled_over_the_cases_that_have_a_stale_answer(records, sum
     assert held["low"] < held["value"] < held["high"]
 
 
-def test_the_ends_recover_nothing_and_everything(summary):
+def test_shift_recovers_nothing_and_reprefill_everything(summary):
     for field in ("recovery", "margin_recovery"):
         assert summary["arms"]["shift"][field] == {"value": 0, "low": 0, "high": 0}
         assert summary["arms"]["reprefill"][field] == {"value": 1, "low": 1, "high": 1}
     assert summary["arms"]["reprefill"]["latency_ratio"]["value"] == 1
 
 
-def test_arms_are_compared_with_the_ends_and_with_matched_controls_of_the_same_budget(records, summary):
+def test_arms_are_compared_with_shift_reprefill_and_controls(records, summary):
     bases = {name: list(arm["against"]) for name, arm in summary["arms"].items()}
     assert bases["sur@2%"] == ["shift", "reprefill", "tokens@2%", "window@2%"]
     assert bases["tokens@2%"] == ["shift", "reprefill"]
@@ -297,7 +297,7 @@ def test_arms_are_compared_with_the_ends_and_with_matched_controls_of_the_same_b
     assert held["em"]["value"] == approx((right[1].sum() - right[0].sum()) / 24)
 
 
-def test_sources_of_two_datasets_with_one_name_are_two_and_each_dataset_is_as_if_alone():
+def test_equal_source_names_in_two_datasets_stay_apart():
     records = make_records(datasets=("hotpotqa", "iirc"), placements=3, sources=5)
     summary = summarise(records)
     assert (summary["cases"], summary["sources"]) == (30, 10)
@@ -314,7 +314,7 @@ def test_a_summary_is_plain_json_and_the_same_each_time(records, summary):
     assert json.dumps(summarise(records)) == text
 
 
-def test_a_run_without_shift_or_re_prefill_is_summed_up_without_what_needs_them():
+def test_a_run_without_shift_and_reprefill_has_a_summary():
     summary = summarise(make_records(arms=("sur@2%", "tokens@2%")))
     assert summary["arms"]["sur@2%"]["recovery"]["value"] is None
     assert summary["arms"]["sur@2%"]["latency_ratio"]["value"] is None
@@ -324,7 +324,7 @@ def test_a_run_without_shift_or_re_prefill_is_summed_up_without_what_needs_them(
 # --- two runs ------------------------------------------------------------------------------------
 
 
-def test_two_runs_are_paired_by_case_and_arm_whatever_their_order(records):
+def test_two_runs_are_paired_by_case_and_arm_in_any_order(records):
     other = [record for record in make_records(seed=9) if record["case"] != "niah-000-0"][::-1]
     for record in other:
         record["arms"]["new@2%"] = record["arms"].pop("tokens@2%")
@@ -442,7 +442,7 @@ def page_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", [*PAGES, "executor"])
-def test_a_page_is_well_formed_and_takes_nothing_from_elsewhere(name):
+def test_a_page_is_well_formed_and_self_contained(name):
     text = page_of(name)
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "image", "use"} & set(page.tags)
@@ -494,7 +494,7 @@ def make_exchanged() -> list[dict]:
     return records
 
 
-def test_places_and_exchanged_pairs_are_what_loops_give():
+def test_places_and_exchanged_pairs_equal_plain_loops():
     records = make_exchanged()
     summary = summarise(records)
     assert len(summary["places"]) == 4
@@ -524,7 +524,7 @@ def test_a_run_of_one_place_has_no_places():
     assert "exchanged" not in summary
 
 
-def test_more_policies_than_marks_are_drawn_in_further_charts_of_the_same_axes():
+def test_surplus_policies_get_another_chart_with_equal_axes():
     arms = ("shift", *(f"p{chr(97 + at)}@2%" for at in range(charts.STYLES + 1)), "replay", "reprefill")
     records = make_records(sources=4, arms=arms)
     text = report.html(CONFIG, records, summarise(records))
@@ -554,7 +554,7 @@ def test_a_linear_axis_has_round_ticks_around_its_values(values, first, last):
 
 
 @pytest.mark.parametrize("values", [[1, 1], [37, 420], [0.9, 80_000], [1000, 1000]])
-def test_a_logarithmic_axis_holds_its_values_between_a_few_ticks(values):
+def test_a_logarithmic_axis_covers_its_values_with_few_ticks(values):
     axis = charts.logarithmic("", values)
     assert axis.low <= min(values) <= max(values) <= axis.high
     assert 2 <= len(axis.ticks) <= 8

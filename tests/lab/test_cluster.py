@@ -105,9 +105,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     torch.set_num_threads(threads)
 
 
-def test_records_come_in_the_order_of_the_cases_though_workers_end_in_another(
-    ray, llama: Model, tmp_path: Path
-):
+def test_records_follow_the_order_of_the_cases(ray, llama: Model, tmp_path: Path):
     cases = make_cases(3)
     torch.set_num_threads(2)  # as each worker has here: sums are split among threads
     serial, shared = (start(tmp_path / name, llama, llama.directory) for name in ("serial", "shared"))
@@ -124,7 +122,7 @@ def test_records_come_in_the_order_of_the_cases_though_workers_end_in_another(
     assert ray.calls[-1] == "shutdown"
 
 
-def test_a_run_that_stopped_goes_on_with_the_cases_that_have_no_record(ray, llama: Model, tmp_path: Path):
+def test_a_resumed_run_computes_only_cases_without_a_record(ray, llama: Model, tmp_path: Path):
     cases = make_cases(2)
     run = start(tmp_path / "run", llama, llama.directory)
     execute(run, llama, [cases[1]], ARMS)
@@ -217,7 +215,7 @@ def test_a_cluster_gives_a_worker_to_each_machine_or_each_gpu(ray, fleet, device
     assert cluster._shares(ray, "auto", device) == shares
 
 
-def test_too_few_gpus_are_a_refusal(ray):
+def test_too_few_gpus_are_refused(ray):
     ray.fleet[:] = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}]
     with pytest.raises(UsageError, match="2 Ray workers need a GPU each, and 1 are here"):
         cluster._shares(ray, "local:2", "cuda")
@@ -236,19 +234,17 @@ def test_a_spread_model_is_refused(ray, llama: Model, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     "address", ["", "local:0", "local:x", "localhost", "ray://there:1", "here:", "a:1:2"]
 )
-def test_an_address_that_is_none_is_refused(ray, address: str):
+def test_an_invalid_address_is_refused(ray, address: str):
     with pytest.raises(UsageError, match="--ray cannot be"):
         check_address(address)
 
 
 @pytest.mark.parametrize("address", ["local", "local:3", "auto", "head.example:6379", "192.0.2.7:6379"])
-def test_these_are_addresses(ray, address: str):
+def test_valid_addresses_are_accepted(ray, address: str):
     check_address(address)
 
 
-def test_a_host_that_does_not_answer_is_refused_before_ray_tries_for_minutes(
-    ray, llama: Model, tmp_path: Path
-):
+def test_an_unreachable_host_is_refused_before_ray_waits(ray, llama: Model, tmp_path: Path):
     run = start(tmp_path / "run", llama, llama.directory)
     with pytest.raises(UsageError, match=r"Ray cannot be reached at 127\.0\.0\.1:1 \(") as caught:
         distribute(run, llama, make_cases(1), ARMS, address="127.0.0.1:1")
@@ -268,7 +264,7 @@ def test_without_ray_the_command_says_how_to_install_it(home: Path, monkeypatch:
 @pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="ray is not here: pip install 'kvedit[ray]'"
 )
-def test_two_workers_of_a_local_cluster_give_the_records_of_the_serial_run(
+def test_two_local_workers_give_the_records_of_a_serial_run(
     llama: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     cases = make_cases(4)

@@ -15,9 +15,7 @@ ARMS = {"sur": "2%", "tokens": "2%", "units-random": "2%"}
 
 @pytest.mark.model
 @pytest.mark.shared
-def test_units_recover_what_shift_loses_and_tokens_and_chance_do_not(
-    default_model: Model, haystack: Path
-) -> None:
+def test_units_recover_what_shift_loses_and_tokens_do_not(default_model: Model, haystack: Path) -> None:
     losses: dict[str, list[float]] = {"shift": [], **{name: [] for name in ARMS}}
     for seed in range(CASES):
         arms = Arms(make_case(seed, haystack, default_model), default_model, seed)

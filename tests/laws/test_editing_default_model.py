@@ -40,9 +40,7 @@ def assert_equals_a_fresh_load(session: Session, home: Path) -> None:
     assert len(left.ids) > 3
 
 
-def test_every_edit_and_then_healing_gives_what_loading_the_edited_text_gives(
-    session: Session, home: Path
-) -> None:
+def test_healing_any_edits_equals_loading_the_edited_text(session: Session, home: Path) -> None:
     session.insert("The word of the day is harbour.", after=4)
     session.move("9-11", after=20)
     session.replace("2", "A line with other words.")
@@ -74,7 +72,7 @@ def test_undo_gives_the_exact_rows_back_and_the_same_answer(session: Session) ->
     assert session._state.journal.segments() == segments
 
 
-def test_a_conversation_on_exact_rows_is_what_a_prefill_of_its_ids_gives(session: Session) -> None:
+def test_a_healed_conversation_equals_a_prefill_of_its_ids(session: Session) -> None:
     first = session.ask(QUESTION, conversation=True, max_new_tokens=8)
     session.ask("And how much is it?", conversation=True, max_new_tokens=8)
     turns = session._state.revision.turns
@@ -111,7 +109,7 @@ def everything(session: Session) -> bytes:
 
 
 @pytest.mark.slow
-def test_after_idle_healing_a_question_answers_as_a_clean_prefill_at_its_own_price(
+def test_a_question_after_idle_healing_refreshes_nothing(
     default_model: Model, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = CONTRACT.read_text(encoding="utf-8") * 2

@@ -49,7 +49,7 @@ def free(free_models: dict[str, Model]) -> Model:
     return free_models["qwen3"]
 
 
-def test_the_oracle_without_context_notices_one_row_that_is_one_place_off(free: Model, home: Path) -> None:
+def test_the_context_free_oracle_notices_a_row_off_by_one(free: Model, home: Path) -> None:
     session = load_session(home, free, TEXT)
     keys, values = (part.clone() for part in next(iter(read(session).values())))
     row = Piece("only", 40, 1)
@@ -83,7 +83,7 @@ def test_two_shifts_before_any_question_are_one_shift(
     assert torch.equal(left.values, right.values)
 
 
-def test_disjoint_ranges_of_one_command_count_the_lines_of_the_original(free: Model, home: Path) -> None:
+def test_ranges_of_one_command_count_the_original_lines(free: Model, home: Path) -> None:
     """https://github.com/ggml-org/llama.cpp/pull/12161."""
     session = load_session(home, free, TEXT)
     session.delete("3-4", "9", "20-25")
@@ -114,7 +114,7 @@ def test_a_question_asked_twice_is_evaluated_and_answered_alike(llama: Model, ho
         )
 
 
-def test_nothing_of_a_tail_that_was_deleted_is_seen_any_more(llama: Model, home: Path) -> None:
+def test_a_deleted_tail_does_not_affect_answers(llama: Model, home: Path) -> None:
     """https://github.com/ggml-org/llama.cpp/issues/6705: the cached prompt is longer than the new one."""
     session = load_session(home, llama, TEXT)
     session.ask(QUESTION, max_new_tokens=2)  # warm, so that the rows of the tail are in memory
@@ -125,7 +125,7 @@ def test_nothing_of_a_tail_that_was_deleted_is_seen_any_more(llama: Model, home:
     check_full_budget(session, home / "full")
 
 
-def test_a_question_without_words_is_answered_from_what_stands_around_it(llama: Model, home: Path) -> None:
+def test_a_question_without_words_is_answered(llama: Model, home: Path) -> None:
     session = load_session(home, llama, TEXT)
     session.delete("4")
     first, again = (session.ask("", budget="0", max_new_tokens=4) for _ in range(2))
@@ -173,7 +173,7 @@ def files(session: Session) -> dict[str, str]:
     ],
     ids=str,
 )
-def test_ids_and_rows_that_do_not_fit_each_other_or_the_cache_are_refused(
+def test_ids_that_do_not_match_their_rows_are_refused(
     llama: Model, ids: int, rows: slice | torch.Tensor
 ) -> None:
     """https://github.com/huggingface/transformers/issues/36151: other positions, and no word of it."""
@@ -215,7 +215,7 @@ JUMPS = [3, 4, 5, 40, 41, 90]
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_packed_rows_see_all_rows_before_them_and_not_only_their_run(
+def test_packed_rows_attend_to_all_rows_before_them(
     checkpoints: dict[str, Path], home: Path, kind: str, attention: str
 ) -> None:
     """https://github.com/huggingface/transformers/pull/39194: jumps in positions taken for sequences."""
@@ -268,7 +268,7 @@ def by_explicit_mask(
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_the_error_of_every_layer_falls_as_the_budget_grows_and_ends_at_nothing(
+def test_the_error_of_every_layer_falls_with_the_budget(
     tiny_models: dict[str, Model], home: Path, kind: str
 ) -> None:
     """https://github.com/LMCache/LMCache-Ascend/issues/277: worse the more is computed, but for 0 and all."""
@@ -310,7 +310,7 @@ def answers(session: Session, questions: tuple[str, ...]) -> dict[str, tuple[int
 
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_answer_is_the_same_cold_warm_in_any_order_and_after_a_reload(
+def test_an_answer_is_the_same_cold_warm_and_after_a_reload(
     checkpoints: dict[str, Path], home: Path, dtype: str, threads: int
 ) -> None:
     """https://github.com/vllm-project/vllm/issues/40896."""
@@ -347,9 +347,7 @@ def test_one_thread_and_four_give_the_same_tokens(llama: Model, home: Path) -> N
 
 
 @pytest.mark.parametrize("budget", ["0", "full"])
-def test_verify_says_where_answers_part_and_how_near_the_tie_was(
-    llama: Model, home: Path, budget: str
-) -> None:
+def test_verify_says_where_answers_differ_and_by_how_much(llama: Model, home: Path, budget: str) -> None:
     session = load_session(home, llama, TEXT)
     session.delete("5-8")
     found = session.verify(QUESTION, budget=budget, max_new_tokens=12).comparison

@@ -105,7 +105,7 @@ def test_an_answer_that_quotes_takes_few_walks(llama: Model, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("take", [1, 2, 3, 10, 11, 30])
-def test_an_answer_that_is_cut_has_the_rows_of_all_its_ids_but_the_last(llama: Model, take: int) -> None:
+def test_a_truncated_answer_has_rows_for_all_ids_but_the_last(llama: Model, take: int) -> None:
     ids, walked, cache = decoded(llama, 60, Lookup(IDS, 60), take=take)
     taken = min(take, len(decoded(llama, 60, None)[0]))
     assert len(ids) == taken
@@ -140,7 +140,7 @@ def slow_guess(ids: list[int], most: int) -> list[int]:
     said=st.lists(st.integers(0, 3), max_size=10),
     most=st.integers(-1, 20),
 )
-def test_a_guess_is_what_followed_the_longest_agreement(ids: list[int], said: list[int], most: int) -> None:
+def test_a_guess_is_the_continuation_of_the_longest_match(ids: list[int], said: list[int], most: int) -> None:
     lookup = Lookup(np.array(ids, dtype=np.int64), len(said))
     push_all(lookup, said)
     assert lookup.guess(most) == slow_guess([*ids, *said], most)
@@ -151,7 +151,7 @@ def push_all(lookup: Lookup, ids: Iterable[int]) -> None:
         lookup.push(token)
 
 
-def test_after_wrong_guesses_a_longer_part_must_agree() -> None:
+def test_a_wrong_guess_requires_a_longer_match() -> None:
     text = np.array([1, 2, 3, 9, 1, 2, 4, 9, 7, 1, 2])
     lookup = Lookup(text, 20)
     assert lookup.guess(5) == [4, 9]  # two ids agree

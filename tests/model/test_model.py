@@ -84,7 +84,7 @@ def test_another_module_layout_is_refused_by_the_module() -> None:
         check_layout(network)
 
 
-def test_a_forward_pass_that_no_field_tells_apart_is_caught_by_comparison(tmp_path: Path) -> None:
+def test_comparison_catches_a_different_forward_pass(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
     config = GraniteConfig(**sizes, num_key_value_heads=2, vocab_size=512, residual_multiplier=0.3)
@@ -121,7 +121,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, checkpoints: di
         open_model(tmp_path / "mute", device="cpu")
 
 
-def test_a_local_model_asks_no_network(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_model_uses_no_network(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a connection was tried")
 
@@ -178,7 +178,7 @@ def test_head_body_and_question_are_encoded_apart(llama: Model) -> None:
     assert "Say <|im_end|> now" in llama.tokenizer.decode(question.tolist())
 
 
-def test_a_model_without_a_template_gets_a_plain_layout_with_one_bos() -> None:
+def test_a_model_without_a_template_gets_one_bos() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
     backend = tokenizer.backend_tokenizer
@@ -192,7 +192,7 @@ def test_a_model_without_a_template_gets_a_plain_layout_with_one_bos() -> None:
     assert prompt.after_question.endswith("Answer:")
 
 
-def test_a_template_without_a_system_role_gets_it_in_the_users_turn() -> None:
+def test_a_system_text_without_its_role_joins_the_users_turn() -> None:
     tokenizer = tiny_tokenizer()
     refuse = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     tokenizer.chat_template = refuse + tokenizer.chat_template

@@ -48,7 +48,7 @@ def test_numbers_of_four_bits_are_found() -> None:
 
 
 @pytest.mark.parametrize("change", ["one weight", "rows", "width"])
-def test_other_weights_are_not_taken_for_such_numbers(change: str) -> None:
+def test_other_weights_are_not_taken_for_four_bits(change: str) -> None:
     weight, _ = of_four_bits(48, 96)
     if change == "one weight":
         weight[17, 40] += 0.3 * (weight[17, 32:64].max() - weight[17, 32:64].min()) / 15
@@ -74,7 +74,7 @@ def test_layers_of_fewer_bits_give_nearly_the_same(biases: bool, rows: int) -> N
         assert float((given - wanted).abs().max()) < 0.02 * float(wanted.std())
 
 
-def test_what_cannot_be_reduced_is_refused(llama: Model, stock_models: dict[str, Model]) -> None:
+def test_a_model_that_cannot_be_reduced_is_refused(llama: Model, stock_models: dict[str, Model]) -> None:
     with pytest.raises(UsageError, match="Unknown decode weights 'int2'"):
         llama.reduced("int2")
     with pytest.raises(UsageError, match="not of 4 bits"):
@@ -101,7 +101,7 @@ def test_a_copy_that_does_not_fit_into_memory_is_refused_first(
     assert not made
 
 
-def test_a_reduced_model_is_made_once_and_the_model_stays_as_it_was(llama: Model) -> None:
+def test_a_reduced_model_is_built_once_and_changes_no_weights(llama: Model) -> None:
     ids = torch.arange(20)
 
     def logits(model: Model) -> torch.Tensor:
@@ -133,7 +133,9 @@ def test_a_conversation_keeps_rows_of_the_models_own_weights(llama: Model, home:
     assert "--decode-weights bf16" in session.script()
 
 
-def test_the_option_answers_and_refuses(home: Path, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_the_decode_weights_option_works_or_is_refused(
+    home: Path, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
     def run(*args: str, code: int = 0) -> str:
         result = CliRunner().invoke(app, [*args])
         assert result.exit_code == code, result.output

@@ -59,7 +59,7 @@ def parts(scores: Scores) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_gives_finite_scores_that_repeat_and_leaves_no_trace(name, evidence):
+def test_every_policy_scores_repeatably_and_changes_nothing(name, evidence):
     held, past = evidence.cache, evidence.past
     before, length = held.clone(), held.length
     arrays = [evidence.ids, evidence.unit, evidence.suffix, evidence.query_ids, past.ids, past.source]
@@ -76,7 +76,7 @@ def test_every_policy_gives_finite_scores_that_repeat_and_leaves_no_trace(name, 
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_scores_without_a_past_a_question_or_a_row_to_buy(name, llama):
+def test_every_policy_scores_without_past_question_or_suffix(name, llama):
     whole = staged(llama)[0]
     nothing = np.zeros(0, dtype=np.int64)
     for changed in (
@@ -499,7 +499,7 @@ def test_a_policy_scores_what_its_formula_says(name, evidence):
         assert found.first is None
 
 
-def test_epic_spends_the_budget_on_the_heads_of_all_units_and_the_rest_on_the_nearest(llama):
+def test_epic_buys_the_heads_of_units_and_then_the_nearest_rows(llama):
     evidence = replace(
         staged(llama)[0],
         ids=np.zeros(16, dtype=np.int64),
@@ -519,7 +519,7 @@ def test_epic_spends_the_budget_on_the_heads_of_all_units_and_the_rest_on_the_ne
     assert bought == [[8], [8, 10], [4, 8, 10], [2, 4, 8, 9, 10]]
 
 
-def test_delimiters_are_punctuation_line_ends_and_control_tokens():
+def test_delimiters_are_punctuation_line_ends_and_controls():
     assert all(map(_delimits, ["", "..", " . .", "\n\n", "\n \n ", ",\n,\n", "。。", "”“", "$$", "-- --"]))
     # A tokenizer may drop the blank that a text begins with; a token of one blank is still no delimiter.
     words = [" ", "\n", " .", " a", ""]
@@ -535,7 +535,7 @@ def test_cacheblend_sees_no_deviation_in_a_clean_cache(evidence):
     assert scores.rows.max() < 1e-6 < 1e-2 < dirty.rows.max()
 
 
-def test_cacheblend_needs_no_state_of_rows_that_have_none_yet(evidence):
+def test_cacheblend_needs_no_state_of_missing_rows(evidence):
     # The new rows stand before all that may be bought, as after an insertion.
     new = np.flatnonzero(~evidence.suffix & (evidence.past.source < 0) & (evidence.unit >= 0))
     after = replace(evidence, suffix=evidence.suffix & (np.arange(len(evidence.ids)) > new[-1]))
@@ -554,7 +554,7 @@ def test_the_oracle_leaves_layer_0_out(llama):
     assert same.tolist() == scores.tolist()
 
 
-def test_cachecraft_gives_nothing_where_nothing_was_deleted(llama):
+def test_cachecraft_scores_nothing_without_a_deletion(llama):
     evidence = staged(llama)[0]
     for past in (None, Past(evidence.ids, np.arange(len(evidence.ids)))):
         scores = policy_named("cachecraft").score(replace(evidence, past=past))
@@ -576,13 +576,13 @@ def test_cachecraft_keeps_its_proportions_at_every_budget(evidence):
         assert last >= max(nexts) - 1e-6
 
 
-def test_the_oracle_is_refused_where_there_is_nothing_clean(llama):
+def test_the_oracle_is_refused_without_a_clean_cache(llama):
     with pytest.raises(UsageError, match="compares with a clean prefill") as refused:
         policy_named("oracle").score(replace(staged(llama)[0], clean=None))
     assert refused.value.remedy
 
 
-def test_layers_at_a_depth_are_counted_from_the_first_to_the_last():
+def test_layer_depths_run_from_the_first_layer_to_the_last():
     assert [attention.layer_at(depth, 30) for depth in (0, 0.5, 0.99, 1)] == [0, 15, 29, 29]
 
 
@@ -621,20 +621,20 @@ SEAMS = {
 
 
 @pytest.mark.parametrize("name", SEAMS)
-def test_seams_stand_where_neighbours_were_parted(name):
+def test_a_seam_is_where_neighbours_were_separated(name):
     evidence, seams = SEAMS[name]
     assert evidence.seams.tolist() == seams
     assert slow_seams(evidence) == seams or name == "a deletion at the start"
 
 
-def test_a_replacement_of_the_same_length_tears_too_and_rows_computed_in_place_do_not():
+def test_a_replacement_of_equal_length_makes_a_seam():
     evidence = torn([0, 1, -1, -1, 4, 5], 2, (2, 3))
     assert evidence.seams.tolist() == []
     replaced = replace(evidence, ids=np.array([0, 0, 0, 9, 0, 0]))
     assert replaced.seams.tolist() == [4]
 
 
-def test_without_a_past_there_is_no_seam_and_the_first_row_stands_for_one():
+def test_without_a_past_the_first_row_serves_as_the_seam():
     evidence = replace(SEAMS["one deletion"][0], past=None)
     assert evidence.seams.tolist() == []
     assert nearness(evidence).tolist() == [0, 0, 0, 6, 5, 4]
@@ -648,7 +648,7 @@ def test_rows_behind_two_seams_grow_in_turn():
     assert bought == [[2], [2, 5], [2, 3, 5], [2, 3, 5, 6]]
 
 
-def test_rows_that_were_computed_anew_are_found_in_the_past():
+def test_recomputed_rows_are_found_in_the_past():
     past = np.array([1, 2, 3, 4, 5, 6, 7, 8])
     cases = [
         # 3 and 4 deleted, 5 and 6 computed anew behind the cut
@@ -682,13 +682,13 @@ def spend(share: float, budget: int, *, stale: list[int] | None = None, rule: st
     return select(scores, np.arange(20) // 4, is_stale, suffix, budget, rule).tolist()
 
 
-def test_a_share_of_nothing_or_of_all_is_one_ranking_alone():
+def test_a_share_of_0_or_1_uses_one_ranking():
     assert spend(0, 6) == [14, 15, 16, 17, 18, 19]
     assert spend(1, 6) == [2, 3, 4, 5, 6, 7]  # 3 and 5 tie, and so do all others: the earlier row
     assert spend(1, 3) == [2, 3, 4]
 
 
-def test_a_share_is_rounded_up_and_the_rest_goes_by_the_rule():
+def test_a_share_is_rounded_up_and_the_rest_follows_the_rule():
     assert spend(0.25, 6) == [2, 4, 16, 17, 18, 19]
     assert spend(0.25, 1) == [4]
     assert spend(0.25, 8, rule="units") == [2, 4, 14, 15, 16, 17, 18, 19]

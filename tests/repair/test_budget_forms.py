@@ -56,7 +56,7 @@ def asked(*words: str) -> dict[str, Any]:
         ("1000000000t", 10000, 0),
     ],
 )
-def test_a_budget_buys_its_share_rounded_down_and_missing_rows_are_counted_apart(
+def test_a_budget_is_rounded_down_and_excludes_missing_rows(
     edited: int, form: str, hundredths: int, rows: int
 ) -> None:
     """https://github.com/LMCache/LMCache/pull/1227"""
@@ -74,7 +74,7 @@ def test_a_budget_buys_its_share_rounded_down_and_missing_rows_are_counted_apart
     "form",
     ["-5%", "101%", "5", "0.05", "1e9", "1e9t", "128 tokens", "NaN", "nan%", "inf", "", "%", "٥%", "5%,6%"],
 )
-def test_what_could_mean_two_things_is_no_budget_and_the_forms_are_named(edited: int, form: str) -> None:
+def test_an_ambiguous_budget_is_refused_with_the_valid_forms(edited: int, form: str) -> None:
     for words in (
         ["ask", QUESTION, "--budget", form],
         ["explain", QUESTION, "--budget", form],
@@ -88,7 +88,7 @@ def test_what_could_mean_two_things_is_no_budget_and_the_forms_are_named(edited:
         assert "full" in error["remedy"]
 
 
-def test_the_option_goes_before_the_setting_and_the_setting_before_the_default(edited: int) -> None:
+def test_an_option_overrides_the_setting_and_that_the_default(edited: int) -> None:
     here.warm = True
     try:
 

@@ -125,7 +125,7 @@ def test_no_number_is_read_back_from_the_device(kind: str, executor: Any) -> Non
 
 @given(rows=st.sets(st.integers(HEAD_ROWS, CONTEXT - 1), min_size=1), seed=st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_any_support_is_refreshed_alike(rows: set[int], seed: bool, tiny_models: dict[str, Model]) -> None:
+def test_any_support_is_refreshed_the_same(rows: set[int], seed: bool, tiny_models: dict[str, Model]) -> None:
     model, support = tiny_models["llama" if seed else "qwen3"], sorted(rows)
     close(refreshed(model, support, "packed"), refreshed(model, support, "interval"))
 
@@ -144,13 +144,13 @@ def test_blocks_hold_all_rows_once_in_order_and_waste_little(rows: set[int], wid
         assert seen - needed <= max(8192, needed // 4)
 
 
-def test_adjacent_rows_stay_in_blocks_of_128_and_a_far_row_gets_its_own() -> None:
+def test_adjacent_rows_share_blocks_of_128_and_far_rows_do_not() -> None:
     assert cut(list(range(1000, 1300))) == [(0, 128), (128, 256), (256, 300)]
     assert cut([*range(10, 110), 30_000]) == [(0, 100), (100, 101)]
 
 
 @given(limit=st.integers(1, 40_000), wanted=st.integers(1, 70))
-def test_shares_of_keys_begin_at_equal_steps_and_end_at_the_limit(limit: int, wanted: int) -> None:
+def test_shares_of_keys_begin_at_equal_steps_up_to_the_limit(limit: int, wanted: int) -> None:
     parts, step = share(limit, wanted)
     length = limit - (parts - 1) * step
     assert 1 <= parts <= wanted
@@ -259,7 +259,7 @@ def test_a_failed_compilation_is_one_sentence_and_a_remedy(
     assert "packed" in refused.value.remedy
 
 
-def test_auto_never_chooses_the_experiment() -> None:
+def test_auto_never_chooses_the_custom_executor() -> None:
     chosen = {choose_executor("auto", np.array(rows)) for rows in SUPPORTS.values()}
     assert chosen == {"direct", "packed"}
     assert choose_executor("custom", np.arange(3)) == "custom"
@@ -380,13 +380,13 @@ def test_more_runs_than_fit_are_refused() -> None:
     assert shapes(20, 100) == [1, 2, 4, 8, 16, 20]
 
 
-def test_counts_of_runs_that_are_asked_for_are_tried_as_far_as_they_fit() -> None:
+def test_requested_run_counts_are_tried_while_they_fit() -> None:
     assert shapes(20, 100, [64, 5, 1, 5]) == [1, 5]
     assert shapes(90, 100, [16, 1]) == [1]  # ten rows are left for gaps
     assert shapes(0, 100, [1]) == []
 
 
-def test_an_edited_document_holds_what_a_prefill_of_the_old_one_gave(llama: Model) -> None:
+def test_an_edited_document_holds_the_shifted_old_prefill(llama: Model) -> None:
     work = edited(llama)
     old = IDS[: CONTEXT + GONE_ROWS]
     kept = np.r_[0:HEAD_ROWS, HEAD_ROWS + GONE_ROWS : len(old)]
@@ -403,7 +403,7 @@ def test_an_edited_document_holds_what_a_prefill_of_the_old_one_gave(llama: Mode
         Edited.of(llama, IDS, HEAD_ROWS)
 
 
-def test_a_sweep_gives_a_record_for_each_shape_executor_and_round(llama: Model) -> None:
+def test_a_sweep_records_each_shape_executor_and_round(llama: Model) -> None:
     assert {record["runs"] for record in sweep(llama, IDS, [100], ["10%"], runs=[3], rounds=1)} == {3}
     records = list(sweep(llama, IDS, [100, 200], ["10%"], rounds=2))
     assert json.loads(json.dumps(records)) == records
@@ -450,7 +450,7 @@ def test_the_summary_takes_ratios_within_rounds() -> None:
     assert alone[0]["refresh_over_packed"] == {}
 
 
-def test_a_path_taken_twice_differs_nowhere_and_another_dtype_everywhere(llama: Model) -> None:
+def test_numerics_report_a_dtype_change_but_not_a_repeat(llama: Model) -> None:
     ids, question = IDS[:150], IDS[200:220]
     paths = [Way("reference"), Way("again"), Way("chunks", chunk=40), Way("packed", executor="packed")]
     paths += [Way("one thread", threads=1), Way("half", dtype="bfloat16")]

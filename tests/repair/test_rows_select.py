@@ -52,7 +52,7 @@ def unrolled(pieces: list[Piece]) -> list[tuple[str | None, int, bool]]:
 
 @steady
 @given(tables())
-def test_pieces_and_rows_say_the_same_both_ways(table):
+def test_pieces_and_rows_convert_both_ways(table):
     pieces = table.pieces()
     again = RowTable.from_pieces(pieces, table.frontier)
     assert again.pieces() == pieces
@@ -67,7 +67,7 @@ def test_pieces_and_rows_say_the_same_both_ways(table):
 
 @steady
 @given(tables())
-def test_every_row_is_exact_refreshed_stale_or_missing_and_only_one_of_them(table):
+def test_every_row_is_in_exactly_one_state(table):
     exact = np.arange(len(table)) < table.frontier
     refreshed = table.suffix & ~table.stale
     states = np.stack([exact & ~table.missing, refreshed, table.stale, table.missing])
@@ -79,7 +79,7 @@ def test_every_row_is_exact_refreshed_stale_or_missing_and_only_one_of_them(tabl
 
 @steady
 @given(tables(), st.data())
-def test_a_splice_moves_rows_and_makes_what_follows_the_change_stale(table, data):
+def test_a_splice_moves_rows_and_makes_later_ones_stale(table, data):
     offset = data.draw(st.integers(0, min(2, len(table))))
     body = data.draw(st.integers(0, len(table) - offset))
     kept = sorted(data.draw(st.sets(st.integers(0, max(body - 1, 0)), max_size=body)))
@@ -102,7 +102,7 @@ def test_a_splice_moves_rows_and_makes_what_follows_the_change_stale(table, data
 
 @steady
 @given(tables(), st.data())
-def test_computed_rows_live_in_the_new_segment_and_move_the_frontier(table, data):
+def test_computed_rows_use_a_new_segment_and_move_the_frontier(table, data):
     chosen = sorted(data.draw(st.sets(st.integers(0, max(len(table) - 1, 0)), max_size=len(table))))
     after = table.computed(np.array(chosen, dtype=np.int64), "new")
     expected = unrolled(table.pieces())
@@ -136,7 +136,7 @@ BOUGHT += [("128t", 77, 77), ("128t", 999, 128), ("128 T", 999, 128), ("full", 7
 
 
 @pytest.mark.parametrize(("text", "suffix", "rows"), BOUGHT)
-def test_a_budget_buys_what_it_says_rounded_down(text, suffix, rows):
+def test_a_budget_is_rounded_down(text, suffix, rows):
     assert Budget.parse(text).resolve(suffix) == rows
 
 
@@ -147,19 +147,19 @@ NO_BUDGETS += ["9" * 5000 + "%", "0." + "0" * 5000 + "1%"]
 
 
 @pytest.mark.parametrize("text", NO_BUDGETS, ids=lambda text: text[:9])
-def test_what_is_no_budget_is_refused_with_the_forms_that_are(text):
+def test_an_invalid_budget_is_refused_with_the_valid_forms(text):
     with pytest.raises(UsageError, match="5%, a number of tokens such as 128t, 0, or full"):
         Budget.parse(text)
 
 
 @steady
 @given(st.integers(0, 10000), st.integers(0, 100000))
-def test_a_share_is_exact_and_within_what_there_is(hundredths, suffix):
+def test_a_share_is_exact_and_within_the_suffix(hundredths, suffix):
     budget = Budget.parse(f"{hundredths // 100}.{hundredths % 100:02}%")
     assert budget.resolve(suffix) == int(Fraction(hundredths, 10000) * suffix) <= suffix
 
 
-def test_without_a_budget_short_documents_get_a_few_rows_more():
+def test_the_default_budget_gives_short_documents_more_rows():
     default = Budget.default()
     assert [default.resolve(suffix) for suffix in (0, 10, 64, 1000, 1280, 10000)] == [0, 10, 64, 64, 64, 500]
 
@@ -210,7 +210,7 @@ def markets(draw: st.DrawFn):
 @pytest.mark.parametrize("rule", list(_SUPPORTS))
 @steady
 @given(market=markets(), budget=st.integers(0, 50))
-def test_a_support_has_just_what_the_budget_buys_stale_rows_first_and_best_first(rule, market, budget):
+def test_a_support_fills_the_budget_with_stale_rows_first(rule, market, budget):
     scores, unit_scores, unit, stale, suffix = market
     support = select(Scores(scores, unit_scores), unit, stale, suffix, min(budget, int(suffix.sum())), rule)
     assert support.dtype == np.int64
@@ -240,14 +240,14 @@ def test_ties_go_to_the_earlier_row(rule):
     assert chosen.tolist() == list(range(8, 18))
 
 
-def test_windows_with_equal_sums_tie_whatever_came_before_them():
+def test_windows_with_equal_sums_tie_despite_earlier_scores():
     # The running sum behind the large numbers has no room for all digits of the small ones.
     scores, every = np.array([1e-6, 1e-6, -3000.7] * 6, dtype=np.float32), np.ones(18, dtype=bool)
     one_unit = np.zeros(18, dtype=np.int64)
     assert select(Scores(scores, scores[:1]), one_unit, every, every, 2, "window").tolist() == [0, 1]
 
 
-def test_units_takes_whole_units_then_the_best_window_of_the_next():
+def test_units_takes_whole_units_then_a_window_of_the_next():
     unit = np.repeat(np.arange(4), 5)
     scores = np.array([0] * 5 + [0, 1, 3, 3, 0] + [0] * 5 + [9] * 5, dtype=np.float32)
     all_rows = np.ones(20, dtype=bool)
@@ -279,7 +279,7 @@ def test_the_smallest_texts_are_one_unit():
     st.lists(st.sampled_from(["fees ", "paid. ", "\n", "\n\n", "  ", "。", "🙂", "word" * 9]), max_size=40),
     st.integers(1, 9),
 )
-def test_units_of_rows_are_numbered_capped_and_never_split_a_token(words, cap):
+def test_row_units_are_capped_and_never_split_a_token(words, cap):
     text = "".join(words)
     tokens = TOKENIZER.encode_text(text)
     unit = unit_of_rows(text, tokens.starts, cap).tolist()
@@ -295,7 +295,7 @@ def test_units_of_rows_are_numbered_capped_and_never_split_a_token(words, cap):
     assert all(unit.count(number) <= cap for number in set(unit))
 
 
-def test_a_line_without_a_stop_is_cut_into_equal_pieces():
+def test_a_line_without_a_stop_is_split_into_equal_pieces():
     starts = np.arange(3 * UNIT_CAP + 1)
     sizes = np.bincount(unit_of_rows("x" * len(starts), starts))
     assert sizes.tolist() == [49, 49, 49, 46]

@@ -40,7 +40,7 @@ def test_an_interrupt_before_the_answer_changes_nothing(session: Session, phase:
     assert session.ask(QUESTION, max_new_tokens=3).kept  # and the session goes on
 
 
-def test_an_interrupt_in_the_answer_keeps_what_was_said_and_the_refreshed_rows(session: Session) -> None:
+def test_an_interrupted_answer_keeps_its_text_and_rows(session: Session) -> None:
     said: list[str] = []
 
     def interrupt(text: str) -> None:
@@ -56,7 +56,7 @@ def test_an_interrupt_in_the_answer_keeps_what_was_said_and_the_refreshed_rows(s
     assert session.status().refreshed + session.status().exact > answer.tokens - answer.suffix
 
 
-def test_the_same_seed_draws_the_same_answer_and_another_one_does_not(session: Session) -> None:
+def test_the_same_seed_draws_the_same_answer(session: Session) -> None:
     drawn = [
         session.ask(QUESTION, temperature=1.0, seed=seed, max_new_tokens=12, keep=False).ids
         for seed in (1, 1, 2)
@@ -86,7 +86,7 @@ def test_the_last_line_gone_leaves_nothing_to_refresh(session: Session) -> None:
     assert session.ask(QUESTION, max_new_tokens=2).refreshed == 0
 
 
-def test_what_does_not_fit_is_refused_with_both_numbers_and_nothing_is_cut(llama: Model, home: Path) -> None:
+def test_a_text_or_answer_over_the_context_is_refused(llama: Model, home: Path) -> None:
     with pytest.raises(ContextError, match="holds 1024") as refused:
         load_session(home, llama, TEXT * 9)
     assert refused.value.exit_code == 5
@@ -95,9 +95,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers_and_nothing_is_cut(llama
         session.ask(QUESTION, max_new_tokens=1000)
 
 
-def test_an_answer_takes_what_is_left_of_the_context_where_no_length_is_asked(
-    llama: Model, home: Path
-) -> None:
+def test_an_answer_without_a_limit_uses_the_remaining_context(llama: Model, home: Path) -> None:
     session = load_session(home, llama, "alpha " * 290)
     llama_stops, llama.stop_ids = llama.stop_ids, frozenset()
     try:

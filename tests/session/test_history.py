@@ -93,7 +93,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_undo_gives_text_and_rows_back_and_redo_takes_them_again(session, idle, name):
+def test_undo_and_redo_restore_text_and_rows(session, idle, name):
     before = seen(session)
     EDITS[name](session)
     after, files = seen(session), segments(session)
@@ -125,7 +125,7 @@ def test_an_undo_reports_the_edit_the_other_way_round(session):
     assert counts(redone) == counts(done)
 
 
-def test_several_edits_are_taken_back_at_once_or_one_by_one(session, idle):
+def test_several_edits_are_undone_at_once_or_one_by_one(session, idle):
     past = [seen(session)]
     for edit in EDITS.values():
         edit(session)
@@ -154,7 +154,7 @@ def test_several_edits_are_taken_back_at_once_or_one_by_one(session, idle):
         ("redo", -1, "must be at least 1"),
     ],
 )
-def test_more_than_there_is_cannot_be_taken_back_and_nothing_changes(session, verb, count, fact):
+def test_too_many_undo_or_redo_steps_change_nothing(session, verb, count, fact):
     for number in ("1", "2", "3"):
         session.delete(number)
     session.undo()
@@ -174,7 +174,7 @@ def test_a_fresh_load_has_nothing_to_undo_or_redo(session):
             getattr(session, verb)()
 
 
-def test_an_edit_after_an_undo_ends_what_redo_could_make_again(session):
+def test_an_edit_after_an_undo_leaves_nothing_to_redo(session):
     session.delete("2")
     session.delete("3")
     session.undo(2)
@@ -189,7 +189,7 @@ def test_an_edit_after_an_undo_ends_what_redo_could_make_again(session):
     assert session.document.text == TEXT + "Another way.\n"
 
 
-def test_an_edit_that_changes_nothing_is_none_and_leaves_redo_alone(session):
+def test_an_edit_without_a_change_is_not_recorded(session):
     session.delete("2")
     session.undo()
     revisions = len(session._state.journal)
@@ -200,7 +200,7 @@ def test_an_edit_that_changes_nothing_is_none_and_leaves_redo_alone(session):
     assert session.document.line_count == 9
 
 
-def test_a_question_between_undo_and_redo_leaves_both(session):
+def test_a_question_after_undo_does_not_prevent_redo(session):
     session.delete("2")
     deleted = seen(session)
     session.undo()
@@ -218,7 +218,7 @@ def test_a_question_between_undo_and_redo_leaves_both(session):
 
 
 @pytest.mark.parametrize("budget", ["0", "30t", "full"])
-def test_an_undo_goes_to_the_best_healed_revision_of_the_older_text(session, idle, monkeypatch, budget):
+def test_undo_returns_to_the_most_healed_revision(session, idle, monkeypatch, budget):
     session.delete("2")
     monkeypatch.undo()
     ask(session)
@@ -230,7 +230,7 @@ def test_an_undo_goes_to_the_best_healed_revision_of_the_older_text(session, idl
     check_exact(session)
 
 
-def test_what_one_way_healed_the_other_way_finds_exact(session):
+def test_rows_healed_after_undo_stay_exact_after_redo(session):
     session.delete("2")
     session.append("One more.")
     session.undo()
@@ -263,7 +263,7 @@ def check_exact(session: Session) -> None:
     )
 
 
-def test_a_question_before_an_edit_does_not_make_undo_stop_at_it(session):
+def test_undo_does_not_stop_at_a_question(session):
     session.delete("2")
     ask(session, "10t")
     ask(session, "10t")
@@ -274,7 +274,7 @@ def test_a_question_before_an_edit_does_not_make_undo_stop_at_it(session):
     assert session.document.text == TEXT
 
 
-def test_a_checkout_makes_any_revision_the_present_one_and_edits_go_on_from_there(session, idle):
+def test_a_checkout_restores_any_revision_and_edits_continue(session, idle):
     past = [seen(session)]
     for edit in list(EDITS.values())[:4]:
         edit(session)
@@ -308,7 +308,7 @@ def test_a_checkout_leaves_nothing_to_redo(session):
 
 
 @pytest.mark.parametrize("number", [-1, 2, 10**9])
-def test_there_is_no_checkout_of_a_revision_that_the_log_does_not_have(session, number):
+def test_a_checkout_of_an_unknown_revision_is_refused(session, number):
     session.delete("2")
     before = seen(session)
     for look in (session.checkout, session.text_of):
@@ -355,7 +355,7 @@ def test_an_edit_by_another_process_is_undone_here_too(session):
     assert session.document.text == TEXT
 
 
-def test_what_cannot_be_written_is_not_undone(session, monkeypatch):
+def test_a_failed_write_undoes_nothing(session, monkeypatch):
     session.delete("2")
     before = seen(session)
     monkeypatch.setattr(type(session._state.store), "write_manifest", lambda *args: 1 / 0)
@@ -372,7 +372,7 @@ def test_what_cannot_be_written_is_not_undone(session, monkeypatch):
 # --- conversations ----------------------------------------------------------------------------
 
 
-def test_an_undo_gives_the_conversation_back_as_it_was(session):
+def test_undo_restores_the_conversation(session):
     ask(session, conversation=True)
     spoken = seen(session)
     session.delete("2")
@@ -382,7 +382,7 @@ def test_an_undo_gives_the_conversation_back_as_it_was(session):
     assert seen(session) == spoken
 
 
-def test_a_conversation_that_was_forgotten_does_not_come_back_with_an_undo(session):
+def test_a_forgotten_conversation_is_not_restored_by_undo(session):
     ask(session, conversation=True)
     session.heal()
     session.forget()
@@ -393,7 +393,7 @@ def test_a_conversation_that_was_forgotten_does_not_come_back_with_an_undo(sessi
     assert seen(session) == before
 
 
-def test_of_two_conversations_about_a_text_the_later_one_comes_back(session):
+def test_undo_restores_the_later_of_two_conversations(session):
     ask(session, conversation=True)
     session.heal()
     longer = session._state.revision.turns
@@ -409,7 +409,7 @@ def test_of_two_conversations_about_a_text_the_later_one_comes_back(session):
     assert session._state.revision.turns == shorter
 
 
-def test_a_redo_gives_the_later_conversation_back(session):
+def test_redo_restores_the_later_conversation(session):
     session.delete("2")
     ask(session, conversation=True)
     after = seen(session)

@@ -71,7 +71,7 @@ def target(store: Store, name: str = "twin") -> Store:
 # --- copy -------------------------------------------------------------------------------------
 
 
-def test_a_copy_shares_the_segments_and_has_a_journal_of_its_own(store):
+def test_a_copy_shares_segments_but_has_its_own_journal(store):
     Home(store.folder.parent).copy(store.name, "twin")
     left, right = store.folder, target(store).folder
     names = [path.name for path in (left / "segments").iterdir()]
@@ -90,7 +90,7 @@ def test_a_copy_shares_the_segments_and_has_a_journal_of_its_own(store):
     assert findings(target(store)) == []
 
 
-def test_what_is_done_to_a_copy_does_not_touch_the_original_nor_the_other_way_round(store, llama):
+def test_a_copy_and_its_original_do_not_affect_each_other(store, llama):
     Home(store.folder.parent).copy(store.name, "twin")
     before = contents(store.folder)
     twin = opened(target(store), llama)
@@ -124,7 +124,7 @@ def test_a_copy_outlives_its_original(store, llama):
     assert findings(target(store)) == []
 
 
-def test_a_copy_is_whole_where_files_cannot_be_shared(store, monkeypatch):
+def test_a_copy_is_complete_where_files_cannot_be_linked(store, monkeypatch):
     def link(*args: object) -> None:
         raise OSError(18, "another device")
 
@@ -136,7 +136,7 @@ def test_a_copy_is_whole_where_files_cannot_be_shared(store, monkeypatch):
         assert path.read_bytes() == (store.folder / "segments" / path.name).read_bytes()
 
 
-def test_a_copy_takes_no_more_of_the_journal_than_counts(store):
+def test_a_copy_leaves_out_uncommitted_journal_bytes(store):
     name = store.read_manifest().journal.name
     with (store.folder / name).open("ab") as file:
         file.write(b'{"number": 9')  # as a killed writer leaves it
@@ -145,7 +145,7 @@ def test_a_copy_takes_no_more_of_the_journal_than_counts(store):
     assert findings(target(store)) == []
 
 
-def test_what_a_failed_copy_left_is_in_nobodys_way(store, monkeypatch):
+def test_a_failed_copy_does_not_block_the_next(store, monkeypatch):
     monkeypatch.setattr(Store, "write_manifest", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Home(store.folder.parent).copy(store.name, "twin")
@@ -160,7 +160,7 @@ def test_what_a_failed_copy_left_is_in_nobodys_way(store, monkeypatch):
 
 
 @pytest.mark.parametrize("verb", ["copy", "rename"])
-def test_a_name_that_is_taken_or_a_session_that_is_not_there_is_refused(store, verb):
+def test_a_taken_name_or_a_missing_session_is_refused(store, verb):
     Home(store.folder.parent).copy(store.name, "twin")
     before = contents(store.folder.parent)
     for other in (target(store), store):
@@ -175,7 +175,7 @@ def test_a_name_that_is_taken_or_a_session_that_is_not_there_is_refused(store, v
     assert not target(store, "new").folder.exists()
 
 
-def test_a_session_is_not_renamed_into_a_folder_of_something_else(store):
+def test_a_session_is_not_renamed_into_a_foreign_folder(store):
     target(store).folder.mkdir()
     (target(store).folder / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="folder"):
@@ -185,7 +185,7 @@ def test_a_session_is_not_renamed_into_a_folder_of_something_else(store):
 
 
 @pytest.mark.parametrize("verb", ["rename", "remove", "use", "compact"])
-def test_a_session_that_another_process_holds_is_left_alone(store, verb):
+def test_a_session_locked_by_another_process_is_unchanged(store, verb):
     session, before = Session(State(store)), contents(store.folder)
     act = {
         "rename": lambda: Home(store.folder.parent).rename(store.name, "twin"),
@@ -207,7 +207,7 @@ def test_a_copy_is_not_made_where_another_process_makes_one(store):
     assert not target(store).exists()
 
 
-def test_a_copy_does_not_replace_what_another_process_made_meanwhile(store, monkeypatch):
+def test_a_copy_does_not_replace_a_session_made_meanwhile(store, monkeypatch):
     lock = Store.lock
 
     def late(self: Store, *args: str, **more: bool) -> object:
@@ -238,7 +238,7 @@ def test_a_renamed_session_is_the_same_under_another_name(store, llama):
         old.delete("1")
 
 
-def test_removing_takes_all_that_there_is_and_says_how_much(store):
+def test_removing_deletes_all_files_and_reports_their_size(store):
     size = store.size_bytes()
     assert size == sum(len(data) for data in contents(store.folder).values())
     assert Home(store.folder.parent).remove(store.name) == size
@@ -259,7 +259,7 @@ def test_a_damaged_session_can_be_removed(store, damage):
 # --- compact ----------------------------------------------------------------------------------
 
 
-def test_compacting_drops_orphans_and_nothing_that_a_revision_reaches(store, llama):
+def test_compacting_drops_only_unreachable_files(store, llama):
     before = contents(store.folder)
     name = "0" * 32
     left = {f"segments/{name}.safetensors": b"x" * 100, f"tokenizers/{name}.json": b"y" * 10}
@@ -277,7 +277,7 @@ def test_compacting_drops_orphans_and_nothing_that_a_revision_reaches(store, lla
     assert findings(store) == []
 
 
-def test_compacting_keeps_what_another_process_has_written_meanwhile(store, llama):
+def test_compacting_keeps_what_another_process_has_written(store, llama):
     session, other = opened(store, llama), opened(store, llama)
     other.delete("1")
     other.heal()
@@ -296,7 +296,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def test_a_sound_session_has_no_findings_and_all_of_it_is_looked_at(store):
+def test_a_sound_session_has_no_findings_after_a_full_check(store):
     session, seen = Session(State(store)), []
     checked = session.check(lambda done, total: seen.append((done, total)))
     assert checked.findings == ()
@@ -321,7 +321,7 @@ def test_every_segment_that_is_flipped_short_or_gone_is_found(store, place):
     assert findings(store) == []
 
 
-def test_several_damages_are_told_each_in_a_sentence(store):
+def test_each_damage_is_reported_in_its_own_sentence(store):
     names = sorted(Session(State(store))._state.journal.segments())
     for name in names[:2]:
         flip(store.folder / "segments" / f"{name}.safetensors", -1)
@@ -378,7 +378,7 @@ def test_counts_that_do_not_add_up_are_found(store, changes, finding):
     assert findings(store) == [f"Revision {len(session._state.journal) - 2} {finding}."]
 
 
-def test_rows_that_are_too_few_or_missing_where_they_should_be_exact_are_found(store):
+def test_too_few_or_missing_rows_are_found(store):
     session = Session(State(store))
     forge(session, rows=session._state.revision.rows[:-1])
     number, count = len(session._state.journal) - 2, len(session.rows)
@@ -392,7 +392,7 @@ def test_rows_that_are_too_few_or_missing_where_they_should_be_exact_are_found(s
     assert f"Revision {number + 2} has missing rows before its frontier." in findings(store)
 
 
-def test_a_journal_that_was_touched_is_no_session_any_more(store):
+def test_a_changed_journal_is_refused(store):
     flip(next(store.folder.glob("journal-*")), 100)
     with pytest.raises(SessionError, match="journal does not match its checksum"):
         findings(store)
@@ -435,7 +435,7 @@ def test_a_copy_alone_is_current(home, llama):
     assert Home(home).current().name == "b"
 
 
-def test_what_cannot_be_read_is_not_current_unless_there_is_nothing_else(home, llama):
+def test_an_unreadable_session_is_not_chosen_as_current(home, llama):
     for name in ("a", "b"):
         tiny_load(home, llama, name)
     place = Home(home)
@@ -451,7 +451,7 @@ def test_what_cannot_be_read_is_not_current_unless_there_is_nothing_else(home, l
 
 
 @pytest.mark.parametrize("name", ["gone", "bare"])
-def test_a_session_that_is_not_there_cannot_be_chosen(home, llama, name):
+def test_a_missing_session_cannot_be_chosen(home, llama, name):
     tiny_load(home, llama, "a")
     (home / "bare").mkdir()
     with pytest.raises(SessionError, match=f"no session '{name}'"):
@@ -480,7 +480,7 @@ def test_the_list_says_what_each_session_holds(store, llama):
     assert found["y"].tokens == 0
 
 
-def test_a_table_of_rows_that_was_unrolled_is_that_of_the_revision(store):
+def test_an_unrolled_table_of_rows_equals_that_of_the_revision(store):
     session = Session(State(store))
     for number in range(len(session._state.journal)):
         revision = session._state.journal.revision(number)

@@ -47,7 +47,7 @@ def test_an_old_session_passes_its_check(session: Session) -> None:
     assert (checked.revisions, checked.segments) == (8, 5)
 
 
-def test_an_old_session_goes_on(session: Session) -> None:
+def test_an_old_session_can_be_edited_and_asked(session: Session) -> None:
     session.use_model(open_model(DATA / "model", device="cpu"))
     assert session.redo().command == "redo"
     session.delete("4")

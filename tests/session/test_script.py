@@ -238,7 +238,7 @@ def test_the_script_says_what_the_document_must_be(llama, tmp_path):
     assert state(rebuilt(tmp_path, session)) == state(session)
 
 
-def test_an_answer_that_was_interrupted_ends_there_again(llama, tmp_path):
+def test_an_interrupted_answer_is_replayed_to_the_same_token(llama, tmp_path):
     session, heard = load(tmp_path, llama, TEXT), []
 
     def listen(text: str) -> None:
@@ -251,7 +251,7 @@ def test_an_answer_that_was_interrupted_ends_there_again(llama, tmp_path):
     assert state(rebuilt(tmp_path, session)) == state(session)
 
 
-def test_a_script_with_a_quotation_mark_that_is_never_closed_runs_up_to_it(llama, tmp_path, capsys):
+def test_a_script_with_an_unclosed_quotation_mark_runs_up_to_it(llama, tmp_path, capsys):
     load(tmp_path, llama, TEXT)
     lines = [f"load doc.txt -m {llama.directory}", "delete --lines 1", "ask 'who", "delete --lines 1"]
     (tmp_path / "bad.kvedit").write_text("\n".join(lines))
@@ -328,7 +328,7 @@ def perform(session: Session, act: tuple[Any, ...]) -> bool:
 )
 @example([("rewrite", 0, "2. The beta code is 74.\n"), ("many hunks", "x\n", "y")], TEXT)
 @example([("insert", 3, "a", True), ("rewrite", 30, "aa"), ("insert", 1, "\r", True)], TEXT)
-def test_any_series_of_changes_is_built_again(tiny_models, acts, text):
+def test_a_script_rebuilds_any_series_of_changes(tiny_models, acts, text):
     with TemporaryDirectory() as name:
         session = load(Path(name), tiny_models["llama"], text)
         several = [perform(session, act) for act in acts]
@@ -345,7 +345,7 @@ def test_any_series_of_changes_is_built_again(tiny_models, acts, text):
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(TEXTS, st.data())
-def test_any_change_is_spelled_as_commands_of_whole_lines(text, data):
+def test_any_change_becomes_commands_on_whole_lines(text, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     changes = [
         Edit(start, stop, data.draw(TEXTS)) for start, stop in zip(cuts[::2], cuts[1::2], strict=False)

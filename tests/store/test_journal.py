@@ -103,7 +103,7 @@ def chain(count: int, line: str = "a line of the text, number {}\n") -> Iterator
 
 @steady
 @given(pasts(), st.booleans(), st.data())
-def test_every_revision_comes_back_as_it_was_whatever_came_before_it(past, small, data):
+def test_every_revision_is_restored_in_any_order(past, small, data):
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "_LEAST_BYTES", 100 if small else 16384)  # many whole lines, or few
         folder = Path(name)
@@ -120,7 +120,7 @@ def test_every_revision_comes_back_as_it_was_whatever_came_before_it(past, small
 
 @steady
 @given(pasts(), st.data())
-def test_a_journal_may_be_closed_and_opened_between_any_two_revisions(past, data):
+def test_a_journal_may_be_reopened_between_revisions(past, data):
     with TemporaryDirectory() as name:
         folder = Path(name)
         journal, record = Journal(folder, None), None
@@ -135,7 +135,7 @@ def test_a_journal_may_be_closed_and_opened_between_any_two_revisions(past, data
         assert [Journal(folder, record).revision(number) for number in range(len(past))] == past
 
 
-def test_a_revision_after_another_than_the_latest_is_of_that_one(tmp_path):
+def test_a_revision_is_a_change_of_its_own_parent(tmp_path):
     first = revision(0, None, "a\nb\n", (Piece(S1, 0, 4),), (7,))
     left = revision(1, first, "a\n", (Piece(S1, 0, 2),))
     right = revision(2, first, "a\nb\nc\n", (Piece(S1, 0, 4), Piece(None, 0, 2)), (7, 8, 9))
@@ -149,7 +149,7 @@ def test_a_revision_after_another_than_the_latest_is_of_that_one(tmp_path):
 # --- size -------------------------------------------------------------------------------------
 
 
-def test_opening_a_revision_reads_few_lines_back_however_many_there_are(tmp_path):
+def test_opening_a_revision_reads_few_lines(tmp_path):
     past = list(chain(300))
     journal = write(tmp_path, past)
     whole = wholes(tmp_path, journal)
@@ -163,7 +163,7 @@ def test_opening_a_revision_reads_few_lines_back_however_many_there_are(tmp_path
     assert Journal(tmp_path, journal.record).revision(299) == past[-1]
 
 
-def test_the_journal_grows_by_what_changes_and_not_by_the_document(tmp_path):
+def test_the_journal_grows_with_changes_not_the_document(tmp_path):
     size, after = 0, {}
     journal = Journal(tmp_path, None)
     for number, each in enumerate(chain(801)):
@@ -177,7 +177,7 @@ def test_the_journal_grows_by_what_changes_and_not_by_the_document(tmp_path):
     assert max(growth) < 2 * min(growth)
 
 
-def test_a_change_of_one_line_of_a_long_document_is_a_short_line(tmp_path):
+def test_a_one_line_change_of_a_long_document_is_short(tmp_path):
     past = list(chain(2, line="some line of a rather long document, and this is number {} of them\n"))
     journal = Journal(tmp_path, None)
     whole, change = (len(journal.append(each)) for each in past)
@@ -189,7 +189,7 @@ def test_a_change_of_one_line_of_a_long_document_is_a_short_line(tmp_path):
 
 
 @pytest.mark.parametrize("tail", [b"{", b'{"number":3', b"\n", b"\xff\xfe", b"x" * 70_000])
-def test_what_a_killed_writer_left_at_the_end_is_not_read_and_is_written_over(tmp_path, tail):
+def test_an_unfinished_line_at_the_end_is_overwritten(tmp_path, tail):
     past = list(chain(5))
     record = write(tmp_path, past[:3]).record
     path = tmp_path / record.name
@@ -204,7 +204,7 @@ def test_what_a_killed_writer_left_at_the_end_is_not_read_and_is_written_over(tm
     assert Journal(tmp_path, journal.record).revision(3) == past[3]
 
 
-def test_a_whole_revision_that_no_manifest_counts_is_none(tmp_path):
+def test_a_revision_not_in_the_manifest_is_ignored(tmp_path):
     past = list(chain(4))
     journal = write(tmp_path, past[:2])
     record = journal.record
@@ -236,7 +236,7 @@ def test_any_flipped_bit_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 1, -1])
-def test_a_journal_that_is_too_short_or_gone_is_told(tmp_path, size):
+def test_a_truncated_or_missing_journal_is_reported(tmp_path, size):
     record = write(tmp_path, list(chain(3))).record
     path = tmp_path / record.name
     path.write_bytes(path.read_bytes()[:size])
@@ -275,7 +275,7 @@ def fields(tmp_path: Path) -> list[dict[str, object]]:
         (1, {"frontier": ...}),
     ],
 )
-def test_lines_out_of_order_or_without_sense_are_refused_as_damage(tmp_path, line, change):
+def test_invalid_or_misplaced_lines_are_damage(tmp_path, line, change):
     lines = fields(tmp_path)
     assert forged(tmp_path, *lines).revision(2).entry.number == 2
     lines[line] |= change
@@ -287,14 +287,14 @@ def test_lines_out_of_order_or_without_sense_are_refused_as_damage(tmp_path, lin
 
 
 @pytest.mark.parametrize("number", [-1, 3, 10**6])
-def test_a_revision_that_is_not_there_is_damage_and_no_other_one(tmp_path, number):
+def test_a_missing_revision_is_damage(tmp_path, number):
     journal = write(tmp_path, list(chain(3)))
     for read in (journal.revision, journal.entry):
         with pytest.raises(SessionError, match=f"revision {number}"):
             read(number)
 
 
-def test_a_line_that_is_no_json_is_damage(tmp_path):
+def test_a_line_of_invalid_json_is_damage(tmp_path):
     data = b"not json\n"
     (tmp_path / "j").write_bytes(data)
     journal = Journal(tmp_path, JournalRecord("j", len(data), files.digest(data)))
@@ -302,7 +302,7 @@ def test_a_line_that_is_no_json_is_damage(tmp_path):
         journal.revision(0)
 
 
-def test_where_moved_characters_stood_is_not_kept(tmp_path):
+def test_the_origin_of_moved_characters_is_not_stored(tmp_path):
     first = revision(0, None, "a\nb\n")
     moved = (Edit(0, 0, "b\n", origin=2), Edit(2, 4))
     entry = replace(revision(1, first, "b\na\n").entry, changes=moved)

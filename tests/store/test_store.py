@@ -90,7 +90,7 @@ FAILURES += [("replace", errno.EACCES, *OTHER), ("replace", errno.EROFS, *OTHER)
 
 
 @pytest.mark.parametrize(("step", "number", "fact", "remedy"), FAILURES)
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, step, number, fact, remedy):
+def test_a_failed_write_leaves_only_the_old_file(tmp_path, step, number, fact, remedy):
     path = tmp_path / "session.json"
     path.write_bytes(b"old")
     with failing(step, number), pytest.raises(KveditError) as caught:
@@ -101,7 +101,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, step,
     assert contents(tmp_path) == {"session.json": b"old"}
 
 
-def test_a_file_is_on_the_disk_before_it_takes_the_place_of_the_old_one(tmp_path, monkeypatch):
+def test_a_file_is_flushed_before_it_replaces_the_old_one(tmp_path, monkeypatch):
     done: list[str] = []
     fsync, put = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (done.append("flush"), fsync(handle))[1])
@@ -152,7 +152,7 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_file_is_told_in_one_line_with_the_way_out(store, llama, kind, damage):
+def test_a_damaged_file_is_reported_in_one_line_with_a_remedy(store, llama, kind, damage):
     DAMAGES[damage](a_file(store, kind))
     with pytest.raises(SessionError) as caught:
         read_whole(store, llama)
@@ -175,13 +175,13 @@ def test_one_flipped_bit_anywhere_in_the_manifest_is_noticed(store, llama):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_loading_again_as_the_message_says_mends_a_damaged_session(store, llama, kind):
+def test_loading_again_repairs_a_damaged_session(store, llama, kind):
     flip(a_file(store, kind), a_file(store, kind).stat().st_size // 2)
     load(store, llama)
     assert read_whole(store, llama).document.text == TEXT
 
 
-def test_a_session_of_another_format_is_named_and_survives_a_load_that_fails(store, llama, monkeypatch):
+def test_another_format_is_refused_and_survives_a_failed_load(store, llama, monkeypatch):
     path = store.folder / "session.json"
     path.write_bytes(path.read_bytes().replace(b'"format": 2', b'"format": 3'))
     with pytest.raises(SessionError, match="format 3, and this kvedit reads format 2"):
@@ -196,19 +196,19 @@ def test_a_session_of_another_format_is_named_and_survives_a_load_that_fails(sto
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"../../etc", b"\0", b"gone"])
-def test_a_damaged_name_of_the_last_session_is_a_fault_of_the_session_or_none(store, data):
+def test_a_damaged_current_name_is_ignored_or_a_session_error(store, data):
     home = Home(store.folder.parent)
     (home.folder / ".current").write_bytes(data)
     with suppress(SessionError):  # no other error; to find the only session there is, is right too
         assert home.current().read_manifest() == store.read_manifest()
 
 
-def test_a_manifest_comes_back_as_it_was_whatever_the_path_was_called(store):
+def test_a_manifest_round_trips_with_any_path(store):
     manifest = replace(store.read_manifest(), source="/tmp/caf\udce9 '🙂'\n.txt")
     assert parse_manifest(dump_manifest(manifest)) == manifest
 
 
-def test_a_sweep_keeps_what_any_revision_reaches_and_nothing_else(store, llama):
+def test_a_sweep_removes_only_what_no_revision_reaches(store, llama):
     before = contents(store.folder)
     name = "0" * 32
     for place in (f"segments/{name}.safetensors", f"tokenizers/{name}.json", f"journal-{name}.jsonl"):
@@ -220,14 +220,14 @@ def test_a_sweep_keeps_what_any_revision_reaches_and_nothing_else(store, llama):
     assert journal.revision(0).text == TEXT
 
 
-def test_a_load_in_place_of_a_session_leaves_only_the_new_one(store, llama):
+def test_a_load_over_a_session_leaves_only_the_new_one(store, llama):
     load(store, llama, "Another document.\n")
     assert [len(list((store.folder / kind).iterdir())) for kind in ("segments", "tokenizers")] == [1, 1]
     assert len(list(store.folder.glob("journal-*"))) == 1
     assert read_whole(store, llama).document.text == "Another document.\n"
 
 
-def test_left_over_temporaries_go_with_the_next_command(store):
+def test_the_next_command_removes_leftover_temporary_files(store):
     for place in (store.folder, store.folder / "segments"):
         (place / f"x.1.ab{files.TEMPORARY}").write_bytes(b"half a segm")
     with store.lock("delete", "now"):
@@ -249,7 +249,7 @@ def another_process_holding(store: Store):
             process.kill()
 
 
-def test_a_second_writer_is_told_who_holds_the_session_and_readers_are_not_kept_out(store):
+def test_a_locked_session_names_its_holder_and_can_be_read(store):
     with another_process_holding(store) as holder:
         expected = rf"process {holder.pid} \(kvedit delete, since noon\)"
         with pytest.raises(LockedError, match=expected):
@@ -257,7 +257,7 @@ def test_a_second_writer_is_told_who_holds_the_session_and_readers_are_not_kept_
         assert Session(State(store)).status().lines == 22
 
 
-def test_the_lock_of_a_killed_process_is_free_and_that_of_a_failed_command_too(store):
+def test_a_killed_process_or_failed_command_releases_the_lock(store):
     with another_process_holding(store) as holder:
         holder.send_signal(signal.SIGKILL)
         holder.wait()
@@ -271,7 +271,7 @@ NO_NAMES = ["", ".", "..", ".hidden", "-x", "a/b", "../a", "a\\b", "a b", "a\n",
 
 
 @pytest.mark.parametrize("name", NO_NAMES)
-def test_what_could_lead_out_of_the_home_is_no_name_of_a_session(home, name):
+def test_a_session_name_that_leaves_the_home_is_refused(home, name):
     with pytest.raises(UsageError, match="cannot name a session"):
         Home(home).store(name)
 
@@ -283,7 +283,7 @@ def test_ordinary_names_and_foreign_letters_name_sessions(home):
         Home(home).current()
 
 
-def test_a_session_without_samples_of_tensors_keeps_its_model_in_memory(store: Store, tiny_models) -> None:
+def test_a_session_without_tensor_samples_keeps_its_model(store: Store, tiny_models) -> None:
     """As kvedit 0.2 wrote them: only parts that are recorded are compared."""
     manifest = store.read_manifest()
     parts = {name: kept for name, kept in manifest.model.parts.items() if name != "tensor_samples"}

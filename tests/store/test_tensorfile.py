@@ -48,7 +48,7 @@ def test_a_file_reads_as_the_library_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("blanks", range(4))
-def test_a_tensor_that_stands_anywhere_is_read(tmp_path: Path, blanks: int) -> None:
+def test_a_tensor_at_any_offset_is_read(tmp_path: Path, blanks: int) -> None:
     body = np.arange(4, dtype=np.float32).tobytes()
     fields = {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
     assert read(written(tmp_path / "a", fields, body, blanks))["a"].tolist() == [0, 1, 2, 3]
@@ -71,7 +71,7 @@ PARTS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("name", [*LIES, *PARTS])
-def test_a_header_that_lies_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_false_header_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model.safetensors"
     if name in LIES:
         path.write_bytes(LIES[name])
@@ -85,7 +85,7 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, name: str) -> None:
         fingerprint.of_files(tmp_path)
 
 
-def test_a_file_that_is_exchanged_after_it_was_opened_is_not_read(
+def test_a_file_replaced_after_it_was_opened_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def states(value: float) -> States:

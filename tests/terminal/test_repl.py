@@ -78,14 +78,14 @@ def exact(session: Session) -> bool:
 # Lines.
 
 
-def test_lines_run_in_turn_and_the_first_failure_is_the_exit_code(contract: Path) -> None:
+def test_lines_run_in_order_and_the_first_failure_sets_the_code(contract: Path) -> None:
     done = repl("delete --lines 99", "# a comment", "", "delete --lines 1", "nosuch", "show -l 1", code=2)
     assert done.stdout == f" 1  {FEE_LINES[1]}\n"
     assert done.stderr.count("Error: ") == 2
     assert "lines 1 to 30" in done.stderr
 
 
-def test_a_line_runs_before_the_next_one_is_there(home: Path) -> None:
+def test_a_line_runs_before_the_next_one_arrives(home: Path) -> None:
     command = [sys.executable, "-m", "kvedit", "repl", "--json"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
@@ -98,7 +98,7 @@ def test_a_line_runs_before_the_next_one_is_there(home: Path) -> None:
     assert process.returncode == 0
 
 
-def test_exit_ends_the_input_and_a_quoted_text_goes_over_lines(contract: Path) -> None:
+def test_exit_ends_the_input_and_quoted_text_spans_lines(contract: Path) -> None:
     done = repl("insert --after 0 'two", "lines'", "show -l 1-2", "exit", "show -l 3")
     assert done.stdout == " 1  two\n 2  lines\n"
     assert "not closed" in repl("append 'never", "closed", code=2).stderr
@@ -120,11 +120,11 @@ def test_a_question_mark_asks_whatever_follows_it(contract: Path) -> None:
         (" ?Is it's? ", ["ask", "--", "Is it's?"]),
     ],
 )
-def test_a_line_has_the_words_a_shell_gives_it(line: str, words: list[str]) -> None:
+def test_a_line_is_split_into_words_as_in_a_shell(line: str, words: list[str]) -> None:
     assert words_of(line) == words
 
 
-def test_an_open_quotation_mark_is_told(home: Path) -> None:
+def test_an_unclosed_quotation_mark_is_reported(home: Path) -> None:
     with pytest.raises(UsageError, match="not closed"):
         words_of("ask 'a")
     assert is_open("ask 'a")
@@ -143,7 +143,7 @@ def test_an_open_quotation_mark_is_told(home: Path) -> None:
         ("append 'x", ["append 'x"]),
     ],
 )
-def test_what_is_pasted_is_split_into_lines(text: str, lines: list[str]) -> None:
+def test_pasted_text_is_split_into_lines(text: str, lines: list[str]) -> None:
     assert lines_of(text) == lines
 
 
@@ -156,7 +156,7 @@ def test_what_is_pasted_is_split_into_lines(text: str, lines: list[str]) -> None
         ("kvedit", "Begin a question with '?'"),
     ],
 )
-def test_a_word_that_is_no_command_gets_a_suggestion_not_an_answer(
+def test_an_unknown_command_gets_a_suggestion_not_an_answer(
     home: Path, capsys: pytest.CaptureFixture[str], line: str, told: str
 ) -> None:
     assert run_line(line) == 2
@@ -170,7 +170,7 @@ def test_help_names_the_commands_and_explains_one(home: Path) -> None:
     assert "set budget VALUE" in repl("help set").stderr
 
 
-def test_what_the_parser_refuses_is_told_as_fact_and_remedy(home: Path) -> None:
+def test_a_parser_error_is_reported_as_fact_and_remedy(home: Path) -> None:
     done = repl("ask Who --nosuch", code=2)
     assert done.stderr.splitlines() == [
         "Error: No such option: --nosuch.",
@@ -180,7 +180,7 @@ def test_what_the_parser_refuses_is_told_as_fact_and_remedy(home: Path) -> None:
     assert (told["exit_code"], told["remedy"]) == (2, "Run `kvedit undo --help` to see what it takes.")
 
 
-def test_there_is_no_repl_in_the_repl(home: Path) -> None:
+def test_the_repl_cannot_start_another_repl(home: Path) -> None:
     assert "REPL already" in repl("repl", code=2).stderr
 
 
@@ -217,7 +217,7 @@ def test_settings_are_the_defaults_of_later_questions(contract: Path) -> None:
         *("set conversation maybe", "set tempo 3", "set x"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused(home: Path, line: str) -> None:
+def test_an_invalid_setting_is_refused(home: Path, line: str) -> None:
     usual = "budget default\npolicy sur-seam\ndecode-weights default\nconversation off\nheal on\n"
     assert repl(line, "set", code=2).stderr.endswith(usual)
 
@@ -255,7 +255,7 @@ def test_the_model_is_opened_once(contract: Path, monkeypatch: pytest.MonkeyPatc
     assert len(opened) == 1
 
 
-def test_what_another_process_changed_is_seen(warm: Session) -> None:
+def test_changes_by_another_process_are_seen(warm: Session) -> None:
     Session.open().delete("1-5")
     assert run_line("status") == 0
     assert here.record is not None
@@ -265,7 +265,7 @@ def test_what_another_process_changed_is_seen(warm: Session) -> None:
     assert (here.record["rows"]["total"], here.record["budget"]["rows"]) == (len(warm.rows), 0)
 
 
-def test_a_session_that_another_process_holds_ends_a_command_and_not_the_repl(contract: Path) -> None:
+def test_a_locked_session_fails_a_command_but_not_the_repl(contract: Path) -> None:
     hold = (
         "import sys; from pathlib import Path; from kvedit.store.home import Home\n"
         "with Home(Path(sys.argv[1])).store('contract').lock('ask', 'noon'):\n"
@@ -282,9 +282,7 @@ def test_a_session_that_another_process_holds_ends_a_command_and_not_the_repl(co
     assert done.stdout == f" 1  {FEE_LINES[0]}\n"
 
 
-def test_a_session_removed_under_the_repl_is_told_and_another_can_be_loaded(
-    warm: Session, checkpoints: dict[str, Path]
-) -> None:
+def test_after_a_removed_session_another_can_be_loaded(warm: Session, checkpoints: dict[str, Path]) -> None:
     shutil.rmtree(warm._state.store.folder)
     healer = Healer()
     with healer.paused():
@@ -311,7 +309,7 @@ def healer(warm: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Healer]:
     found.end()
 
 
-def test_what_was_healed_while_it_waited_a_question_does_not_pay_for(warm: Session, healer: Healer) -> None:
+def test_a_question_does_not_pay_for_rows_healed_while_idle(warm: Session, healer: Healer) -> None:
     assert healer.stale_share() > 0.5
     here.settings.heal = True
     until(lambda: exact(warm))
@@ -334,7 +332,7 @@ def test_healing_can_be_turned_off(warm: Session, healer: Healer) -> None:
     assert (warm.rows.frontier, healer.longest_s) == (before, 0.0)
 
 
-def test_a_key_ends_a_piece_without_a_trace(
+def test_a_key_stops_healing_and_discards_the_piece(
     warm: Session, healer: Healer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pressed, plain = [], Healing.step
@@ -354,7 +352,7 @@ def test_a_key_ends_a_piece_without_a_trace(
     until(lambda: exact(warm))  # and it goes on where it was
 
 
-def test_nothing_is_kept_over_what_another_process_changed(
+def test_healing_never_overwrites_changes_by_another_process(
     warm: Session, healer: Healer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "_KEEP_ROWS", 64)
@@ -379,7 +377,7 @@ def test_nothing_is_kept_over_what_another_process_changed(
     assert warm.document.text.startswith(FEE_LINES[1])
 
 
-def test_while_it_waits_it_sees_and_heals_what_another_process_changed(
+def test_idle_healing_follows_changes_by_another_process(
     warm: Session, healer: Healer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "_LOOK_S", 0.01)
@@ -393,7 +391,7 @@ def test_while_it_waits_it_sees_and_heals_what_another_process_changed(
     assert "There is no session 'contract'" in str(healer.problem)
 
 
-def test_a_lock_of_another_process_delays_what_was_healed(
+def test_a_lock_of_another_process_delays_saving_healed_rows(
     warm: Session, healer: Healer, contract: Path
 ) -> None:
     before = warm.rows.frontier
@@ -406,7 +404,7 @@ def test_a_lock_of_another_process_delays_what_was_healed(
     assert exact(Session.open())
 
 
-def test_what_goes_wrong_stops_healing_until_the_next_command(
+def test_an_error_stops_healing_until_the_next_command(
     warm: Session, healer: Healer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: Any) -> int:
@@ -443,7 +441,7 @@ def test_a_piece_takes_less_than_a_fifth_of_a_second(warm: Session, monkeypatch:
 
 @pytest.mark.parametrize("step", ["set_live", "show_cursor", "push_render_hook"])
 @pytest.mark.parametrize("shown", [render.working, render.progressing, lambda text: render.repairing()])
-def test_an_interrupt_while_a_spinner_starts_is_an_interrupt_and_nothing_else(
+def test_an_interrupt_while_a_spinner_starts_is_raised(
     monkeypatch: pytest.MonkeyPatch, shown: Any, step: str
 ) -> None:
     screen = Console(file=io.StringIO(), force_terminal=True)

@@ -202,7 +202,7 @@ def test_a_person_edits_asks_resizes_and_leaves(pane: Pane, sessions: Path) -> N
     assert held.rows.frontier == len(held.rows)  # what the toolbar showed is what was kept
 
 
-def test_lines_of_an_earlier_run_come_back_and_ctrl_c_twice_leaves(pane: Pane) -> None:
+def test_history_survives_a_restart_and_ctrl_c_twice_leaves(pane: Pane) -> None:
     pane.start()
     assert "Load a document first" in pane.sees(r"^no session: load FILE$")
     pane.line("set conversation on")

@@ -267,7 +267,7 @@ def piped(*words: str, code: int = 0) -> Any:
     return done
 
 
-def test_a_pipe_and_json_get_texts_as_they_are(hostile: Path, answers: None) -> None:
+def test_a_pipe_and_json_get_texts_unchanged(hostile: Path, answers: None) -> None:
     assert piped("export").stdout_bytes == TEXT.encode()
     shown = piped("show").stdout_bytes.decode().split("\n")
     assert shown == [*(f"{number}  {line}" for number, line in enumerate(LINES, start=1)), ""]
@@ -284,7 +284,7 @@ def test_a_pipe_and_json_get_texts_as_they_are(hostile: Path, answers: None) -> 
     assert json.loads(done.stdout)["error"]["fact"].startswith(f"{NAME} cannot be read")
 
 
-def test_what_goes_to_people_has_marks_in_a_pipe_too(hostile: Path) -> None:
+def test_messages_for_people_are_escaped_in_a_pipe_too(hostile: Path) -> None:
     for words, code in ((["status"], 0), (["load", NAME], 2), (["sessions", "list"], 0)):
         done = piped(*words, code=code)
         assert not STEERS.search(done.stdout + done.stderr)
@@ -318,9 +318,7 @@ def test_a_dumb_terminal_sees_no_progress_but_the_result(
         assert shown.count("\n") > 0
 
 
-def test_a_pipe_gets_no_escapes_and_force_color_makes_no_progress_in_it(
-    hostile: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_gets_no_escapes_or_progress(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = re.compile(r"\x1b\[(?!\d*(?:;\d+)*m)|\r[^\n]")
     Path("plain.txt").write_text("The fees are due.\n")
     args = ("load", "plain.txt", "-m", json.loads(piped("status", "--json").stdout)["model"], "-s", "plain")

@@ -86,19 +86,19 @@ def test_a_range_is_read_as_lines_from_1_both_ends_included(text, first, last, s
         "1\n2",
     ],
 )
-def test_what_is_no_range_is_refused_with_the_forms_that_are(text):
+def test_an_invalid_range_is_refused_with_the_valid_forms(text):
     with pytest.raises(UsageError) as caught:
         LineRange.parse(text)
     assert text.strip() in caught.value.fact
     assert caught.value.remedy
 
 
-def test_a_range_that_ends_before_it_starts_is_told_how_it_was_meant():
+def test_a_reversed_range_suggests_the_right_order():
     with pytest.raises(UsageError, match="2-5"):
         LineRange.parse("5-2")
 
 
-def test_a_number_with_thousands_of_digits_is_a_range_outside_the_document():
+def test_a_number_of_thousands_of_digits_is_out_of_range():
     # Python's int refuses more than 4300 digits with an error of its own.
     with pytest.raises(UsageError):
         LineRange.parse("9" * 5000).resolve(100)
@@ -150,7 +150,7 @@ def test_only_a_line_feed_ends_a_line(text, lines):
         "x",
     ],
 )
-def test_lines_have_the_numbers_that_grep_gives_them(text):
+def test_lines_are_numbered_as_by_grep(text):
     def grep(*options: str) -> bytes:
         command = ["grep", "-a", *options, ""]
         return subprocess.run(
@@ -166,7 +166,7 @@ def test_lines_have_the_numbers_that_grep_gives_them(text):
 
 @steady
 @given(texts)
-def test_the_lines_are_the_whole_text_and_nothing_twice(text):
+def test_the_lines_cover_the_text_exactly_once(text):
     document = Document(text)
     spans = [document.characters(index, index + 1) for index in range(document.line_count)]
     assert "".join(text[start:stop] for start, stop in spans) == text
@@ -177,7 +177,7 @@ def test_the_lines_are_the_whole_text_and_nothing_twice(text):
 
 @steady
 @given(texts, st.data())
-def test_every_range_counts_the_lines_before_the_command_and_overlaps_merge(text, data):
+def test_ranges_count_the_original_lines_and_overlaps_merge(text, data):
     document = Document(text)
     count = document.line_count
     ranges = []
@@ -197,7 +197,7 @@ def test_every_range_counts_the_lines_before_the_command_and_overlaps_merge(text
     assert document.deletions([*ranges, *ranges]) == edits
 
 
-def test_two_ranges_one_after_the_other_count_the_same_numbering():
+def test_ranges_in_any_order_count_the_original_lines():
     document = Document("".join(f"line {number}\n" for number in range(1, 31)))
     ranges = [LineRange.parse(text) for text in ("20-25", "3-4", "9", "4-5", "24-26")]
     left = document.apply(document.deletions(ranges))
@@ -219,7 +219,7 @@ def test_a_range_outside_the_document_deletes_nothing():
 
 @steady
 @given(edited_texts())
-def test_edits_replace_their_characters_and_no_others(edited):
+def test_edits_replace_only_their_characters(edited):
     text, edits = edited
     expected = text
     for edit in reversed(edits):  # from the end, so that earlier offsets stay right
@@ -229,7 +229,7 @@ def test_edits_replace_their_characters_and_no_others(edited):
 
 @steady
 @given(edited_texts())
-def test_kept_spans_name_each_surviving_character_once_at_both_its_places(edited):
+def test_kept_spans_map_each_remaining_character_once(edited):
     text, edits = edited
     after = Document(text).apply(edits).text
     spans = kept_spans(edits, len(text))
@@ -250,7 +250,7 @@ def test_kept_spans_name_each_surviving_character_once_at_both_its_places(edited
         (codecs.BOM_UTF16_BE, "utf-16-be"),
     ],
 )
-def test_a_byte_order_mark_says_the_encoding_and_is_no_text(mark, encoding):
+def test_a_byte_order_mark_sets_the_encoding_and_is_not_text(mark, encoding):
     text = "é🙂\r\nשלום\n"
     assert decode(mark + text.encode(encoding), "a.txt") == (text, encoding)
 
@@ -270,7 +270,7 @@ def test_white_space_is_text(data):
     ("data", "offset"),
     [(b"\x00", 0), (b"\x7fELF\x02\x00", 5), (b"text\x00more", 4), (codecs.BOM_UTF8 + b"ab\x00", 5)],
 )
-def test_a_binary_file_is_named_as_such_with_the_byte_that_says_so(data, offset):
+def test_a_binary_file_is_named_with_its_first_binary_byte(data, offset):
     with pytest.raises(UsageError, match=f"binary file: byte {offset} "):
         decode(data, "a.bin")
 
@@ -287,13 +287,13 @@ def test_a_binary_file_is_named_as_such_with_the_byte_that_says_so(data, offset)
         (codecs.BOM_UTF16_BE + b"\x00a\xdc\x00", 4),
     ],
 )
-def test_a_byte_that_cannot_be_read_is_named_by_its_place_in_the_file(data, offset):
+def test_an_invalid_byte_is_named_by_its_offset(data, offset):
     with pytest.raises(UsageError, match=f"byte {offset} "):
         decode(data, "a.txt")
 
 
 @pytest.mark.parametrize("mark", [codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE])
-def test_utf_32_is_refused_and_never_read_as_something_else(mark):
+def test_utf_32_is_refused_and_never_misread(mark):
     encoding = "utf-32-le" if mark == codecs.BOM_UTF32_LE else "utf-32-be"
     with pytest.raises(UsageError):
         decode(mark + "fees".encode(encoding), "a.txt")

@@ -60,7 +60,7 @@ FILES = [
 
 
 @pytest.mark.parametrize(("data", "asked", "encoding"), FILES, ids=lambda part: str(part)[:12])
-def test_bytes_of_any_encoding_come_back_as_they_were(data: bytes, asked: str | None, encoding: str) -> None:
+def test_bytes_of_any_encoding_round_trip(data: bytes, asked: str | None, encoding: str) -> None:
     document = Document.decode(data, "-", "text.txt", asked)
     assert document.encode() == data
     assert document.source.encoding == encoding
@@ -71,7 +71,7 @@ def test_bytes_of_any_encoding_come_back_as_they_were(data: bytes, asked: str | 
 
 
 @pytest.mark.parametrize(("data", "asked", "encoding"), [FILES[at] for at in (2, 6, 7, 13)], ids="abcd")
-def test_a_file_can_be_exported_compared_synced_and_loaded_again(
+def test_a_file_can_be_exported_compared_synced_and_reloaded(
     home: Path, checkpoints: dict[str, Path], data: bytes, asked: str, encoding: str
 ) -> None:
     path = Path("text.txt")
@@ -124,7 +124,7 @@ def test_a_file_can_be_exported_compared_synced_and_loaded_again(
     ids=lambda part: str(part)[:24],
 )
 @pytest.mark.parametrize("place", ["text.txt", "-"])
-def test_what_cannot_be_read_is_refused_by_its_byte_and_nothing_is_lost(
+def test_an_undecodable_file_is_refused_by_its_byte(
     contract: Path, data: bytes, option: list[str], facts: str, place: str
 ) -> None:
     before = contents(contract)
@@ -150,9 +150,7 @@ def test_new_lines_come_from_a_file_of_another_encoding(contract: Path) -> None:
     assert "TEXT is none" in kvedit("append", "é", "--encoding", "latin-1", code=2).stderr
 
 
-def test_a_character_that_the_encoding_has_not_is_told_and_can_be_written_in_another(
-    home: Path, checkpoints: dict[str, Path]
-) -> None:
+def test_export_names_an_unencodable_character_and_its_line(home: Path, checkpoints: dict[str, Path]) -> None:
     Path("text.txt").write_bytes("dû\n".encode("latin-1"))
     kvedit("load", "text.txt", "-m", checkpoints["llama"], "--encoding", "latin-1")
     kvedit("append", "18 €")
@@ -173,11 +171,11 @@ def test_a_character_that_the_encoding_has_not_is_told_and_can_be_written_in_ano
     "words",
     [["append", "-e", "a\\u0000b"], ["replace", "-l", "1", "-e", "\\u0000"], ["insert", "-a", "0", "a\0"]],
 )
-def test_no_text_of_a_document_holds_a_zero_character(contract: Path, words: list[str]) -> None:
+def test_a_document_never_contains_a_zero_character(contract: Path, words: list[str]) -> None:
     assert "zero character" in kvedit(*words, code=2).stderr
 
 
-def test_what_was_written_in_the_editor_is_kept_when_it_cannot_be_taken(
+def test_an_edited_text_is_kept_when_it_cannot_be_applied(
     contract: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -202,9 +200,7 @@ def test_what_was_written_in_the_editor_is_kept_when_it_cannot_be_taken(
 # --- lines and units ---------------------------------------------------------------------------
 
 
-def test_lines_have_the_numbers_of_grep_whatever_else_ends_a_line_elsewhere(
-    home: Path, checkpoints: dict[str, Path]
-) -> None:
+def test_only_a_line_feed_starts_a_new_line_number(home: Path, checkpoints: dict[str, Path]) -> None:
     """https://github.com/oraios/serena/pull/1699"""
     Path("text.txt").write_bytes("a\nb\fc\nd\u2028e\nf\x85\rg\n".encode())
     kvedit("load", "text.txt", "-m", checkpoints["llama"])
@@ -224,7 +220,7 @@ def test_lines_have_the_numbers_of_grep_whatever_else_ends_a_line_elsewhere(
         ["e\u0301te\u0301.", " 🙂👨\u200d👩\u200d👧!", " ok"],
     ],
 )
-def test_units_end_where_sentences_do_in_scripts_of_any_kind(units: list[str]) -> None:
+def test_units_end_with_sentences_in_any_script(units: list[str]) -> None:
     text = "".join(units)
     starts = [*unit_starts(text).tolist(), len(text)]
     assert [text[start:stop] for start, stop in itertools.pairwise(starts)] == units
@@ -237,7 +233,7 @@ def numbers(told: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", told.replace(",", ""))]
 
 
-def test_a_document_over_the_context_is_refused_with_both_numbers_and_never_cut(
+def test_a_document_over_the_context_is_refused_with_numbers(
     contract: Path, checkpoints: dict[str, Path]
 ) -> None:
     """https://github.com/ollama/ollama/issues/8099"""
@@ -261,7 +257,7 @@ def test_a_document_over_the_context_is_refused_with_both_numbers_and_never_cut(
     assert contents(contract) == before
 
 
-def test_a_question_and_an_answer_that_do_not_fit_are_refused_with_both_numbers(contract: Path) -> None:
+def test_a_question_over_the_context_is_refused_with_numbers(contract: Path) -> None:
     before = contents(contract)
     tokens = json.loads(kvedit("status", "--json").stdout)["tokens"]
     for words in (

@@ -94,7 +94,7 @@ def check_edits(document: Document, edits: list[Edit]) -> Document:
 @example("a\nb", "x\r\n", False, None)
 @example("a\r\nb", "x\ny", False, None)
 @example("", "", False, None)
-def test_inserted_lines_stand_where_a_list_of_lines_has_them(text, new, exact, data):
+def test_inserting_lines_equals_inserting_into_a_list(text, new, exact, data):
     document = Document(text)
     after = data.draw(st.integers(0, document.line_count)) if data else document.line_count
     if exact and not new:
@@ -107,7 +107,7 @@ def test_inserted_lines_stand_where_a_list_of_lines_has_them(text, new, exact, d
 
 
 @pytest.mark.parametrize("text", ["a\r\nb\r\n", "a\r\nb"])
-def test_a_document_of_crlf_lines_keeps_them_whatever_is_put_in(text):
+def test_a_crlf_document_stays_crlf_after_any_insertion(text):
     document = Document(text)
     for edits in (
         insertion(document, 1, "x\ny"),
@@ -121,14 +121,14 @@ def test_a_document_of_crlf_lines_keeps_them_whatever_is_put_in(text):
         assert after.text.endswith("\r\n") == text.endswith("\r\n")
 
 
-def test_crlf_lines_put_into_a_document_of_lf_lines_get_its_endings():
+def test_crlf_lines_in_an_lf_document_become_lf():
     document = Document("a\nb")
     assert document.apply(insertion(document, 1, "x\r\ny\r\n")).text == "a\nx\ny\nb"
     assert document.apply(insertion(document, 2, "x\r\n")).text == "a\nb\nx"
     assert document.apply(replacement(document, LineRange(2, 2), "x\r\n")).text == "a\nx"
 
 
-def test_exact_characters_go_in_verbatim_with_no_ending_of_their_own():
+def test_exact_characters_are_inserted_without_a_line_end():
     document = Document("a\r\nb\r\n")
     assert document.apply(insertion(document, 1, "x\ny", exact=True)).text == "a\r\nx\nyb\r\n"
     assert document.apply(replacement(document, LineRange(1, 1), "x", exact=True)).text == "xb\r\n"
@@ -136,7 +136,7 @@ def test_exact_characters_go_in_verbatim_with_no_ending_of_their_own():
 
 
 @pytest.mark.parametrize("after", [-1, 3, 10**9])
-def test_there_is_no_place_after_a_line_that_is_not_there(after):
+def test_a_position_after_a_missing_line_is_refused(after):
     document = Document("a\nb\n")
     for plan in (
         lambda: insertion(document, after, "x"),
@@ -148,7 +148,7 @@ def test_there_is_no_place_after_a_line_that_is_not_there(after):
         assert str(after) in caught.value.fact
 
 
-def test_an_empty_document_has_its_top_and_nothing_else():
+def test_an_empty_document_accepts_lines_only_at_its_top():
     document = Document("")
     assert document.apply(insertion(document, 0, "a")).text == "a\n"
     with pytest.raises(UsageError, match="no lines"):
@@ -164,7 +164,7 @@ def test_an_empty_document_has_its_top_and_nothing_else():
 
 @steady
 @given(documents().filter(bool), TEXTS, st.booleans(), st.data())
-def test_replaced_lines_are_those_of_a_list_of_lines(text, new, exact, data):
+def test_replacing_lines_equals_replacing_in_a_list(text, new, exact, data):
     document = Document(text)
     count = document.line_count
     first, last = sorted(data.draw(st.tuples(st.integers(1, count), st.integers(1, count))))
@@ -176,7 +176,7 @@ def test_replaced_lines_are_those_of_a_list_of_lines(text, new, exact, data):
     assert all(start <= edit.start <= edit.stop <= stop for edit in edits)
 
 
-def test_lines_replaced_by_themselves_are_no_edit():
+def test_replacing_lines_with_themselves_is_not_an_edit():
     document = Document("a\nb\n")
     assert replacement(document, LineRange(1, 2), "a\nb") == []
     assert replacement(document, LineRange(2, 2), "b\n", exact=True) == []
@@ -189,7 +189,7 @@ def test_a_replacement_changes_no_more_than_what_differs():
 
 
 @pytest.mark.parametrize("lines", [LineRange(3, 3), LineRange(2, 3), LineRange(0, 1), LineRange(3, None)])
-def test_lines_outside_the_document_are_neither_replaced_nor_moved(lines):
+def test_lines_outside_the_document_are_refused(lines):
     document = Document("a\nb\n")
     for plan in (lambda: replacement(document, lines, "x"), lambda: movement(document, lines, 0)):
         with pytest.raises(UsageError, match="lines 1 to 2") as caught:
@@ -214,7 +214,7 @@ def movements(draw: st.DrawFn) -> tuple[str, int, int, int]:
 @example(("a\n\nb", 3, 3, 0))
 @example(("a\r\n\nb", 1, 2, 3))
 @example(("\na", 1, 1, 2))
-def test_moved_lines_stand_where_a_list_of_lines_has_them(case):
+def test_moving_lines_equals_moving_in_a_list(case):
     text, first, last, after = case
     document = Document(text)
     if first <= after < last:
@@ -236,7 +236,7 @@ def test_moved_lines_stand_where_a_list_of_lines_has_them(case):
         assert "" in [line.removesuffix(ending(line)) for line in split(text)]
 
 
-def test_what_moves_is_told_by_where_it_stood():
+def test_moved_text_records_its_origin():
     document = Document("a\nb\nc\nd\n")
     moved_up = movement(document, LineRange(3, 4), 1)
     assert moved_up == [Edit(2, 2, "c\nd\n", origin=4), Edit(4, 8)]
@@ -246,7 +246,7 @@ def test_what_moves_is_told_by_where_it_stood():
 
 
 @pytest.mark.parametrize("text", ["a\nb\nc\nd\n", "a\nb\nc\nd", "a\r\nb\r\nc\r\nd"])
-def test_moved_lines_went_and_came_once(text):
+def test_moved_lines_are_counted_as_removed_and_added_once(text):
     document = Document(text)
     for first, last, after in [(1, 1, 4), (4, 4, 0), (2, 3, 4), (3, 4, 1), (1, 2, 3)]:
         edits = movement(document, LineRange(first, last), after)
@@ -259,7 +259,7 @@ def test_moved_lines_went_and_came_once(text):
 
 @steady
 @given(documents() | TEXTS, documents() | TEXTS)
-def test_the_difference_of_two_texts_makes_the_one_of_the_other(old, new):
+def test_the_difference_turns_the_old_text_into_the_new(old, new):
     edits = difference(old, new)
     document = Document(old)
     assert check_edits(document, edits).text == new
@@ -268,7 +268,7 @@ def test_the_difference_of_two_texts_makes_the_one_of_the_other(old, new):
 
 @steady
 @given(documents().filter(bool), st.data())
-def test_the_difference_leaves_alone_what_lies_before_and_after_the_lines_that_changed(text, data):
+def test_a_difference_touches_only_the_changed_lines(text, data):
     lines = split(text)
     at = data.draw(st.integers(0, len(lines) - 1))
     new = "".join([*lines[:at], "Q9", *lines[at:]])
@@ -277,7 +277,7 @@ def test_the_difference_leaves_alone_what_lies_before_and_after_the_lines_that_c
         assert start <= edit.start <= edit.stop <= stop
 
 
-def test_the_difference_finds_lines_that_stayed_between_two_that_changed():
+def test_a_difference_finds_unchanged_lines_between_changes():
     old = "".join(f"line {number}\n" for number in range(40))
     new = old.replace("line 3\n", "line three\n").replace("line 30\n", "")
     assert difference(old, new) == [
@@ -288,7 +288,7 @@ def test_the_difference_finds_lines_that_stayed_between_two_that_changed():
 
 @steady
 @given(documents(), documents())
-def test_lines_that_went_and_came_are_counted_once(old, new):
+def test_removed_and_added_lines_are_counted_once(old, new):
     edits = difference(old, new)
     check_edits(Document(old), edits)
 
@@ -388,7 +388,7 @@ def rows_of_line(session: Session, number: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("lines", "after", "place"), [("2", 6, 6), ("7-8", 1, 2), ("5", 0, 1)])
-def test_moved_rows_keep_their_states_at_the_new_place_and_are_stale(llama, home, lines, after, place):
+def test_moved_rows_keep_their_states_and_become_stale(llama, home, lines, after, place):
     session = load_session(home, llama, ROWS)
     before, first = homes(session), LineRange.parse(lines).first
     source = rows_of_line(session, first)
@@ -405,7 +405,7 @@ def test_moved_rows_keep_their_states_at_the_new_place_and_are_stale(llama, home
     ]
 
 
-def test_inserted_rows_are_missing_and_those_around_them_keep_their_states(llama, home):
+def test_inserted_rows_are_missing_and_the_others_keep_states(llama, home):
     session = load_session(home, llama, ROWS)
     before = homes(session)
     session.insert("omicron 77. The code of omicron is 4471.", after=3)
@@ -419,7 +419,7 @@ def test_inserted_rows_are_missing_and_those_around_them_keep_their_states(llama
     assert session.rows.stale[new[-1] + 1 :].all()
 
 
-def test_repeated_lines_are_matched_by_their_place_and_never_by_their_words(llama, home):
+def test_repeated_lines_are_matched_by_position(llama, home):
     line = "The same words stand here, again.\n"
     session = load_session(home, llama, line * 8)
     before, each = homes(session), [rows_of_line(session, number) for number in range(1, 9)]
@@ -451,7 +451,7 @@ def test_no_state_is_used_for_two_rows(llama: Model, home: Path, case: str) -> N
     assert session.rows.stale.sum() + session.rows.missing.sum() + session.rows.frontier == len(session.rows)
 
 
-def test_an_argument_that_was_no_utf_8_is_refused_and_changes_nothing(llama, home):
+def test_an_argument_of_invalid_utf_8_changes_nothing(llama, home):
     session = load_session(home, llama, ROWS)
     for act in (
         lambda: session.append("caf\udce9"),

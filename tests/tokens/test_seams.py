@@ -30,7 +30,7 @@ def added(own: Tokenizer) -> set[int]:
 # --- control tokens ----------------------------------------------------------------------------
 
 
-def test_a_control_token_that_is_not_marked_as_special_is_text_too() -> None:
+def test_a_control_token_not_marked_as_special_is_text() -> None:
     """https://github.com/google-deepmind/gemma/pull/770"""
     backend = Backend.from_str(tiny_tokenizer().backend_tokenizer.to_str())
     names = ["<|eot_id|>", "<|start_header_id|>", "<|user|>"]
@@ -48,7 +48,7 @@ def test_a_control_token_that_is_not_marked_as_special_is_text_too() -> None:
     assert own.encode_text("<pre>").ids.tolist() == [backend.token_to_id("<pre>")]
 
 
-def test_a_control_token_that_is_a_piece_of_the_vocabulary_is_text_too() -> None:
+def test_a_control_token_in_the_vocabulary_is_text() -> None:
     pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("▁", -2.0), ("hi", -2.0)]
     pieces += [(char, -3.0) for char in "<>/sahi"]
     backend = Backend(models.Unigram(pieces, unk_id=0, byte_fallback=False))
@@ -65,7 +65,7 @@ def test_a_control_token_that_is_a_piece_of_the_vocabulary_is_text_too() -> None
     assert own.encode_text("hi").ids.tolist() == plain.encode("hi").ids
 
 
-def test_no_control_token_of_a_text_or_question_stands_in_the_cache(llama: Model, home: Path) -> None:
+def test_text_and_questions_put_no_control_token_in_the_cache(llama: Model, home: Path) -> None:
     text = "\n".join([*FEE_LINES[:6], *CONTROL]) + "\n"
     session = Session.load(Document(text), model=llama, name="control", home=home)
     head = len(session._state.manifest.head_ids)
@@ -123,7 +123,7 @@ def check_seam(own: Tokenizer, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), SEAMS)
-def test_rows_at_a_seam_are_computed_and_all_ids_are_those_of_the_edited_text(
+def test_rows_at_a_seam_are_computed_and_ids_equal_a_fresh_load(
     llama: Model, home: Path, old: str, new: str
 ) -> None:
     """https://github.com/mlc-ai/mlc-llm/issues/3179"""
@@ -139,7 +139,7 @@ def test_rows_at_a_seam_are_computed_and_all_ids_are_those_of_the_edited_text(
 
 
 @pytest.mark.model
-def test_the_default_tokenizer_keeps_control_tokens_and_seams_apart(default_folder: Path) -> None:
+def test_the_default_tokenizer_separates_controls_and_seams(default_folder: Path) -> None:
     own = Tokenizer((default_folder / "tokenizer.json").read_text(encoding="utf-8"))
     special = added(own)
     text = "\n".join(FEE_LINES[:3]) + "\n"
@@ -162,7 +162,7 @@ def test_the_default_tokenizer_keeps_control_tokens_and_seams_apart(default_fold
 # --- conversations -----------------------------------------------------------------------------
 
 
-def test_a_conversation_that_is_read_again_goes_on_as_it_would_have(llama: Model, home: Path) -> None:
+def test_a_reopened_conversation_continues_the_same(llama: Model, home: Path) -> None:
     """https://github.com/ggml-org/llama.cpp/issues/11970"""
     Session.load(Document("\n".join(FEE_LINES[:8]) + "\n"), model=llama, name="chat", home=home)
     warm = Session.open("chat", home=home)

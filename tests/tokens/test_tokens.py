@@ -55,7 +55,7 @@ def byte_ids(data: bytes) -> list[int]:
         "</s><start_of_turn><|eot_id|>",
     ],
 )
-def test_what_spells_a_special_token_in_a_document_is_text(text):
+def test_a_special_token_spelled_in_a_document_is_text(text):
     own = tokenizer()
     own.encode_template(SPECIAL[0])  # whatever was encoded before
     tokens = own.encode_text(text)
@@ -63,7 +63,7 @@ def test_what_spells_a_special_token_in_a_document_is_text(text):
     assert own.decode(tokens.ids.tolist()) == text
 
 
-def test_a_template_means_its_special_tokens():
+def test_a_template_encodes_its_special_tokens():
     own = tokenizer()
     own.encode_text("x")
     assert own.encode_template("<|im_start|><|im_end|><|endoftext|>") == [1, 2, 0]
@@ -170,14 +170,14 @@ def replacements(draw: st.DrawFn) -> tuple[str, list[Edit]]:
 @example(("a\nb\n" * 4, [Edit(4, 6)]))
 @example(("foo\n\n\nbar\n", [Edit(4, 5)]))
 @example(("foo\n\n\n\n\nbar", [Edit(4, 6)]))
-def test_deleted_lines_leave_every_other_token_where_it_stood(case):
+def test_deleted_lines_leave_other_tokens_in_place(case):
     check_alignment(*case, tokenizer())
 
 
 @steady
 @given(replacements())
 @example(("a\nb\nc\n", [Edit(0, 0, "a\nb\n")]))
-def test_replaced_characters_leave_every_other_token_where_it_stood(case):
+def test_replaced_characters_leave_other_tokens_in_place(case):
     check_alignment(*case, tokenizer())
 
 
@@ -194,7 +194,7 @@ def test_tokens_that_do_not_touch_a_seam_survive(case):
         assert any(new.starts[row] - reach <= seam <= new.stops[row] + reach for seam in seams)
 
 
-def test_of_repeated_lines_the_one_that_was_deleted_is_the_one_that_goes():
+def test_deleting_a_repeated_line_removes_that_very_line():
     text = "a\nb\n" * 6
     splice, old, new = align(text, [Edit(4, 6)], tokenizer())  # the second "a"
     kept = [row for row in range(len(old)) if not 4 <= old.starts[row] < 6]
@@ -205,7 +205,7 @@ def test_of_repeated_lines_the_one_that_was_deleted_is_the_one_that_goes():
     assert splice.unchanged < len(new)
 
 
-def test_blank_lines_that_merge_are_encoded_as_in_the_edited_text():
+def test_merging_blank_lines_are_encoded_as_in_the_edited_text():
     own = tokenizer()
     text = "foo\n\n\nbar\n"
     splice, _, new = align(text, [Edit(4, 5)], own)
@@ -214,7 +214,7 @@ def test_blank_lines_that_merge_are_encoded_as_in_the_edited_text():
     assert splice.source[-1] >= 0
 
 
-def test_a_character_that_becomes_many_tokens_is_aligned_token_by_token():
+def test_a_character_of_many_tokens_is_aligned_token_by_token():
     # Under NFKC this one ligature becomes 18 characters, whose tokens all share its one offset.
     backend = Backend.from_str(tokenizer().serialized)
     backend.normalizer = normalizers.NFKC()
@@ -246,13 +246,13 @@ def test_streamed_text_is_the_text_of_all_ids_at_once(text):
 @example(b"\xff\xff\xff\xf0\x9f\x99\x82 ok")
 @example(b"a\xff\xf0\x9f\x99\x82")
 @example(b"\x82\x82\xf0\x9f")
-def test_bytes_that_are_no_text_stream_as_they_decode_at_once(data):
+def test_invalid_bytes_stream_as_they_decode_at_once(data):
     own = tokenizer()
     assert "".join(streamed(byte_ids(data), own)) == data.decode("utf-8", errors="replace")
 
 
 @pytest.mark.parametrize("text", ["ok 🙂", "日本", f"ok {FAMILY}", "שלום"])
-def test_a_cut_inside_a_character_gives_one_replacement_mark_at_most(text):
+def test_a_truncated_character_gives_at_most_one_mark(text):
     own = tokenizer()
     data = text.encode()
     for length in range(1, len(data)):
@@ -261,7 +261,7 @@ def test_a_cut_inside_a_character_gives_one_replacement_mark_at_most(text):
         assert shown in (whole, whole + "\ufffd")
 
 
-def test_a_lone_invalid_byte_holds_nothing_back_but_itself():
+def test_a_lone_invalid_byte_delays_only_itself():
     own = tokenizer()
     assert "".join(streamed(byte_ids(b"a\xffbcd"), own)[:-1]) == "a\ufffdbcd"
     assert "".join(streamed(byte_ids(b"\xff" * 20), own)[:-1])
@@ -284,13 +284,13 @@ def metaspace() -> Tokenizer:
     return Tokenizer(backend.to_str())
 
 
-def test_a_decoder_that_drops_a_leading_space_keeps_it_within_an_answer():
+def test_a_decoder_that_drops_spaces_keeps_those_in_an_answer():
     own = metaspace()
     ids = own.encode_text("hi 🙂 hi hi").ids.tolist()
     assert "".join(streamed(ids, own)) == own.decode(ids) == "hi 🙂 hi hi"
 
 
-def test_the_same_characters_under_another_id_are_no_match():
+def test_equal_characters_with_another_id_do_not_match():
     # A word that comes to stand first gets its space, and with it another id.
     own = metaspace()
     before, after = own.encode_text("one\nhi\n"), own.encode_text("hi\n")
