@@ -96,7 +96,7 @@ class Edited:
             {"text": (states.keys, states.values)},
             np.where(unit < 0, -1, unit // unit_rows),
             before[context // 2 : context // 2 + 12],
-            Past(before, np.delete(np.arange(len(before)), np.s_[HEAD_ROWS:after])),
+            Past(lambda: before, np.delete(np.arange(len(before)), np.s_[HEAD_ROWS:after])),
         )
 
     @property

@@ -55,7 +55,7 @@ class Staged:
             ids=np.concatenate([head, new.ids]),
             rows=rows,
             unit=np.concatenate([np.full(len(head), -1), unit_of_rows(text, new.starts)]),
-            past=Past(old_ids, np.where(rows.missing, -1, rows.index)),
+            past=Past(lambda: old_ids, np.where(rows.missing, -1, rows.index)),
             gold=_rows_within(case.gold, new, len(head)) & rows.suffix,
         )
 

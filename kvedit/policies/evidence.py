@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -21,13 +22,18 @@ class Past:
     """The rows as they were when all of them were exact, before the edits.
 
     Attributes:
-        ids: Their ids, `int64 [N]`.
+        read_ids: Returns their ids; a session tokenizes its past text for it, and few policies need them.
         source: The past row that each current row is, `int64 [T]`; -1 if the row was computed since,
             or has no state.
     """
 
-    ids: IntArray
+    read_ids: Callable[[], IntArray]
     source: IntArray
+
+    @property
+    def ids(self) -> IntArray:
+        """The ids of the past rows, `int64 [N]`."""
+        return self.read_ids()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +83,9 @@ class Evidence:
         behind = np.searchsorted(known, other)
         other, behind = other[behind < len(known)], behind[behind < len(known)]
         old = self.past.source[known[behind]] - (known[behind] - other)
-        changed = (old < 0) | (self.past.ids[np.maximum(old, 0)] != self.ids[other])
-        torn[behind[changed]] = True
+        if len(other):
+            changed = (old < 0) | (self.past.ids[np.maximum(old, 0)] != self.ids[other])
+            torn[behind[changed]] = True
         seams: IntArray = known[torn & self.suffix[known]]
         return seams
 

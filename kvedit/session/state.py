@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,7 +55,7 @@ class State:
         self._model: Model | None = None
         self._working: WorkingCache | None = None
         self._body_units: tuple[Tokens, IntArray] | None = None
-        self._past: tuple[tuple[str, int], tuple[IntArray, RowTable]] | None = None
+        self._past: tuple[tuple[str, int], tuple[Callable[[], IntArray], RowTable]] | None = None
         self.reload()
 
     def reload(self) -> None:
@@ -70,8 +71,7 @@ class State:
     def _show(self, manifest: Manifest, journal: Journal, revision: Revision) -> None:
         document = Document(revision.text, Source(manifest.source, manifest.encoding, manifest.bom))
         tokens = self.tokenizer.encode_text(document.text)
-        expected = len(manifest.head_ids) + len(tokens) + len(revision.turns)
-        rows = unrolled(revision, expected)
+        rows = unrolled(revision, len(manifest.head_ids) + len(tokens) + len(revision.turns))
         self.manifest, self.journal, self.revision = manifest, journal, revision
         self.document, self.tokens, self.rows = document, tokens, rows
 
@@ -80,11 +80,10 @@ class State:
         """Ids of all rows: head, document and conversation. `int64 [T]`."""
         return self._joined(self.tokens.ids, self.revision.turns)
 
-    def rows_of(self, number: int) -> tuple[IntArray, RowTable]:
-        """Give the ids of all rows of a revision, `int64 [N]`, and where each of them lives."""
+    def ids_of(self, number: int) -> IntArray:
+        """Return the ids of all rows of a revision, `int64 [N]`."""
         revision = self.journal.revision(number)
-        ids = self._joined(self.tokenizer.encode_text(revision.text).ids, revision.turns)
-        return ids, unrolled(revision, len(ids))
+        return self._joined(self.tokenizer.encode_text(revision.text).ids, revision.turns)
 
     def _joined(self, body: IntArray, turns: Sequence[int]) -> IntArray:
         head, spoken = (np.array(part, dtype=np.int64) for part in (self.manifest.head_ids, turns))
@@ -106,15 +105,16 @@ class State:
         after = int(body.max(initial=-1)) + 1 + np.arange(conversation) // UNIT_CAP
         return np.concatenate([np.full(len(self.manifest.head_ids), -1), body, after])
 
-    def exact_past(self) -> tuple[IntArray, RowTable] | None:
-        """Return ids and rows of the last revision before this one whose rows were all exact."""
+    def exact_past(self) -> tuple[Callable[[], IntArray], RowTable] | None:
+        """Return a function for the ids of the last earlier revision with exact rows only, and its rows."""
         entry = self.revision.entry
         while entry.parent is not None:
             entry = self.journal.entry(entry.parent)
             if entry.frontier == entry.tokens:
                 key = (self.manifest.journal.name, entry.number)
                 if self._past is None or self._past[0] != key:
-                    self._past = key, self.rows_of(entry.number)
+                    rows = unrolled(self.journal.revision(entry.number), entry.tokens)
+                    self._past = key, (cache(partial(self.ids_of, entry.number)), rows)
                 return self._past[1]
         return None
 

@@ -98,8 +98,9 @@ def test_a_policy_depends_on_what_its_page_says(name: str, llama: Model) -> None
     """A policy sees an input if its scores change with it."""
     whole = staged(llama)[0]
     assert whole.past is not None
-    gone = np.ones(len(whole.past.ids), dtype=bool)
-    origin = origins(whole.ids, whole.past.ids, whole.past.source)
+    past_ids = whole.past.ids
+    gone = np.ones(len(past_ids), dtype=bool)
+    origin = origins(whole.ids, past_ids, whole.past.source)
     gone[origin[origin >= 0]] = False
     # Another seam, further back: only the last nine rows keep their origin.
     source, bought = whole.past.source.copy(), np.flatnonzero(whole.suffix)
@@ -110,8 +111,8 @@ def test_a_policy_depends_on_what_its_page_says(name: str, llama: Model) -> None
     noisy.values.neg_()
     other = {
         "question": replace(whole, query_ids=whole.ids[-5:]),
-        "edit": replace(whole, past=Past(np.append(whole.past.ids, 0), source)),
-        "past": replace(whole, past=replace(whole.past, ids=np.where(gone, 7, whole.past.ids))),
+        "edit": replace(whole, past=Past(lambda: np.append(past_ids, 0), source)),
+        "past": replace(whole, past=replace(whole.past, read_ids=lambda: np.where(gone, 7, past_ids))),
         "states": replace(whole, cache=noisy),
         "clean": replace(whole, clean=noisy),
     }
@@ -171,7 +172,7 @@ def scene() -> Evidence:
         query_ids=spell("code", "is"),
         suffix=np.arange(13) >= 4,
         seed=0,
-        past=Past(past, np.array([0, 1, 2, 3, *range(7, 16)])),
+        past=Past(lambda: past, np.array([0, 1, 2, 3, *range(7, 16)])),
     )
 
 

@@ -506,14 +506,14 @@ def test_epic_buys_the_heads_of_units_and_then_the_nearest_rows(llama):
         unit=np.array([-1] + [0] * 3 + [1] * 4 + [2] * 2 + [3] * 6),
         units=4,
         suffix=np.arange(16) >= 2,  # the first unit is cut, and starts at row 2
-        past=Past(np.zeros(20, dtype=np.int64), np.array([0, 1, *range(6, 20)])),
+        past=Past(lambda: np.zeros(20, dtype=np.int64), np.array([0, 1, *range(6, 20)])),
     )
     scores = policy_named("epic").score(evidence)
     every = evidence.suffix
     bought = [select(scores, evidence.unit, every, every, budget, "rows").tolist() for budget in (3, 4, 10)]
     assert bought == [[2, 4, 8], [2, 4, 8, 10], [2, 3, 4, 5, 6, 8, 9, 10, 11, 12]]
     # The seam is at row 8: units 2, 3, 1 and 0 are the nearest, in this order.
-    further = replace(evidence, past=Past(evidence.past.ids, np.array([*range(8), *range(12, 20)])))
+    further = replace(evidence, past=Past(evidence.past.read_ids, np.array([*range(8), *range(12, 20)])))
     scores = policy_named("epic").score(further)
     bought = [select(scores, evidence.unit, every, every, budget, "rows").tolist() for budget in (1, 2, 3, 5)]
     assert bought == [[8], [8, 10], [4, 8, 10], [2, 4, 8, 9, 10]]
@@ -556,7 +556,7 @@ def test_the_oracle_leaves_layer_0_out(llama):
 
 def test_cachecraft_scores_nothing_without_a_deletion(llama):
     evidence = staged(llama)[0]
-    for past in (None, Past(evidence.ids, np.arange(len(evidence.ids)))):
+    for past in (None, Past(lambda: evidence.ids, np.arange(len(evidence.ids)))):
         scores = policy_named("cachecraft").score(replace(evidence, past=past))
         assert not scores.rows.any()
         assert not scores.units.any()
@@ -602,7 +602,7 @@ def torn(source: list[int], suffix_from: int, missing: tuple[int, ...] = ()) -> 
         query_ids=nothing,
         suffix=(rows >= suffix_from) & ~np.isin(rows, missing),
         seed=0,
-        past=Past(np.zeros(20, dtype=np.int64), np.array(source)),
+        past=Past(lambda: np.zeros(20, dtype=np.int64), np.array(source)),
     )
 
 

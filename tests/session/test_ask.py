@@ -14,6 +14,7 @@ from kvedit.repair.budget import Budget
 from kvedit.session.session import Session
 from kvedit.text.document import LineRange
 from kvedit.text.units import unit_of_rows
+from kvedit.tokens.tokenizer import Tokenizer
 
 TEXT = "".join(f"{number}. The code of item {number} is {number * 37 % 1000}.\n" for number in range(1, 31))
 QUESTION = "What is the code of item 7?"
@@ -141,3 +142,17 @@ def test_session_change_and_answer_have_a_short_repr(session):
     assert counts in repr(answer)
     assert repr(session).startswith(f"<Session '{session.name}': {session.document.line_count:,} lines, ")
     assert all(len(repr(value)) < 200 for value in (session, change, answer))
+
+
+def test_the_past_text_is_tokenized_only_where_it_is_needed(session, monkeypatch):
+    past, encoded = session.text_of(0), []
+    real = Tokenizer.encode_text
+    monkeypatch.setattr(
+        Tokenizer, "encode_text", lambda self, text: (encoded.append(text), real(self, text))[1]
+    )
+    session.delete("2")
+    session.ask(QUESTION, max_new_tokens=1, keep=False)
+    assert past not in encoded
+    session.ask(QUESTION, policy="cachecraft", max_new_tokens=1, keep=False)
+    session.ask(QUESTION, policy="cachecraft", max_new_tokens=1, keep=False)
+    assert encoded.count(past) == 1

@@ -72,7 +72,7 @@ def staged(model: Model) -> tuple[Evidence, RowTable]:
         query_ids=query,
         suffix=suffix,
         seed=7,
-        past=Past(old_ids, source),
+        past=Past(lambda: old_ids, source),
         clean=clean,
     )
     return evidence, rows

@@ -18,7 +18,7 @@ from support.sessions import FEE_LINES, reset_workspace
 from typer.testing import CliRunner
 
 from kvedit.checkpoint import opening
-from kvedit.cli import output as render
+from kvedit.cli import progress
 from kvedit.cli.app import app
 from kvedit.cli.repl import background
 from kvedit.cli.repl.background import Healer
@@ -440,13 +440,13 @@ def test_a_piece_takes_less_than_a_fifth_of_a_second(warm: Session, monkeypatch:
 
 
 @pytest.mark.parametrize("step", ["set_live", "show_cursor", "push_render_hook"])
-@pytest.mark.parametrize("shown", [render.working, render.progressing, lambda text: render.repairing()])
+@pytest.mark.parametrize("shown", [progress.working, progress.progressing, lambda text: progress.repairing()])
 def test_an_interrupt_while_a_spinner_starts_is_raised(
     monkeypatch: pytest.MonkeyPatch, shown: Any, step: str
 ) -> None:
     screen = Console(file=io.StringIO(), force_terminal=True)
-    monkeypatch.setattr(render, "console", lambda: screen)
-    monkeypatch.setattr(render, "is_watched", lambda stream: True)
+    monkeypatch.setattr(progress, "console", lambda: screen)
+    monkeypatch.setattr(progress, "is_watched", lambda stream: True)
     real = getattr(screen, step)
 
     def interrupt(*args: Any) -> Any:
