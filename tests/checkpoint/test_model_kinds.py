@@ -204,7 +204,7 @@ def test_keys_that_are_turned_in_another_way_are_found(
 def test_a_part_that_the_code_of_a_model_cannot_turn_is_refused(tmp_path: Path) -> None:
     rope = {**YARN, "partial_rotary_factor": 0.5}  # which its own forward pass fails on
     stock = open_stock(save_tiny(tmp_path / "model", "llama", rope_parameters=rope), device="cpu")
-    with pytest.raises(ModelError, match="cannot be walked"):
+    with pytest.raises(ModelError, match="cannot be run by kvedit"):
         stock.compare()
 
 

@@ -202,7 +202,7 @@ BAD = """
 4; weights; load fine.txt -m {cut}
 4; no tokenizer; load fine.txt -m {mute}
 4; no model configuration; load fine.txt -m .
-4; is no model; load fine.txt -m fine.txt
+4; is not a model; load fine.txt -m fine.txt
 5; holds 1024; load long.txt -m {model} | load long.txt -m {model} -s contract --force
 5; holds 1024; ask Who? --max-new-tokens 1000 | ask {long}
 """

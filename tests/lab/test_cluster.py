@@ -166,7 +166,7 @@ def test_a_worker_with_another_model_is_refused(ray, llama: Model, tmp_path: Pat
 
 def test_a_worker_that_cannot_open_the_model_says_why(ray, llama: Model, tmp_path: Path):
     run = start(tmp_path / "run", llama, "nothing-here")
-    with pytest.raises(KveditError, match="There is no model 'nothing-here'"):
+    with pytest.raises(KveditError, match="Unknown model 'nothing-here'"):
         distribute(run, llama, make_cases(1), ARMS, address="local:1")
 
 

@@ -77,7 +77,7 @@ def test_layers_of_fewer_bits_give_nearly_the_same(biases: bool, rows: int) -> N
 def test_what_cannot_be_reduced_is_refused(llama: Model, stock_models: dict[str, Model]) -> None:
     with pytest.raises(UsageError, match="Unknown decode weights 'int2'"):
         llama.reduced("int2")
-    with pytest.raises(UsageError, match="not of 4 bits"):
+    with pytest.raises(UsageError, match="not 4-bit"):
         llama.reduced("int4")
     with pytest.raises(UsageError, match="in float32 on a CPU"):
         stock_models["llama"].reduced("bf16")
@@ -143,7 +143,7 @@ def test_the_option_answers_and_refuses(home: Path, checkpoints: dict[str, Path]
     run("load", "fees.txt", "--model", str(checkpoints["llama"]))
     asked = ("ask", QUESTION, "--max-new-tokens", "4", "--json", "--decode-weights")
     assert json.loads(run(*asked, "bf16"))["answer_ids"]
-    assert "not of 4 bits" in run(*asked, "int4", code=2)
+    assert "not 4-bit" in run(*asked, "int4", code=2)
     assert "Unknown decode weights 'fp8'" in run(*asked, "fp8", code=2)
 
 
