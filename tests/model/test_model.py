@@ -93,7 +93,7 @@ def test_a_forward_pass_that_no_field_tells_apart_is_caught_by_comparison(tmp_pa
     tokenizer = tiny_tokenizer()
     own = Tokenizer(tokenizer.backend_tokenizer.to_str())
     model = Model(tmp_path, from_transformers(network), own, (), {}, lambda system: Prompt((), "", "", ""))
-    with pytest.raises(ModelError, match="forward pass differs"):
+    with pytest.raises(ModelError, match="differ from its own forward pass"):
         Stock(model, network).compare().check()
 
 
@@ -203,7 +203,7 @@ def test_a_template_without_a_system_role_gets_it_in_the_users_turn() -> None:
 def test_a_template_that_changes_the_text_is_refused() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "<|im_start|>user\nnothing of yours<|im_end|>"
-    with pytest.raises(ModelError, match="does not keep"):
+    with pytest.raises(ModelError, match="changes the user's text"):
         layout(tokenizer, Tokenizer(tokenizer.backend_tokenizer.to_str()), None)
 
 

@@ -79,7 +79,7 @@ def test_what_cannot_be_reduced_is_refused(llama: Model, stock_models: dict[str,
         llama.reduced("int2")
     with pytest.raises(UsageError, match="not 4-bit"):
         llama.reduced("int4")
-    with pytest.raises(UsageError, match="in float32 on a CPU"):
+    with pytest.raises(UsageError, match="needs float32 on a CPU"):
         stock_models["llama"].reduced("bf16")
     assert llama.reduced(None) is llama
 
@@ -96,7 +96,9 @@ def test_a_copy_that_does_not_fit_into_memory_is_refused_first(
     reduce(network, "bf16")  # it just fits
     monkeypatch.setattr(kvedit.cache.memory, "available_bytes", lambda device: needed - 1)
     made.clear()
-    with pytest.raises(KveditError, match=r"Decoding with bf16 needs \S+ MB of memory beside the model"):
+    with pytest.raises(
+        KveditError, match=r"Decoding with bf16 needs \S+ MB of memory in addition to the model"
+    ):
         reduce(network, "bf16")
     assert not made
 

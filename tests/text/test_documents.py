@@ -157,7 +157,7 @@ def test_a_character_that_the_encoding_has_not_is_told_and_can_be_written_in_ano
     kvedit("load", "text.txt", "-m", checkpoints["llama"], "--encoding", "latin-1")
     kvedit("append", "18 €")
     told = kvedit("export", "-o", "copy.txt", code=2).stderr
-    assert "Line 2 holds '€', which iso8859-1 cannot write." in told
+    assert "Line 2 holds '€', which iso8859-1 cannot represent." in told
     assert not Path("copy.txt").exists()
     for name, start in (("utf-8", b""), ("utf-8-sig", codecs.BOM_UTF8), ("utf-16", codecs.BOM_UTF16_LE)):
         record = json.loads(
@@ -174,7 +174,7 @@ def test_a_character_that_the_encoding_has_not_is_told_and_can_be_written_in_ano
     [["append", "-e", "a\\u0000b"], ["replace", "-l", "1", "-e", "\\u0000"], ["insert", "-a", "0", "a\0"]],
 )
 def test_no_text_of_a_document_holds_a_zero_character(contract: Path, words: list[str]) -> None:
-    assert "zero character" in kvedit(*words, code=2).stderr
+    assert "NUL character" in kvedit(*words, code=2).stderr
 
 
 def test_what_was_written_in_the_editor_is_kept_when_it_cannot_be_taken(
