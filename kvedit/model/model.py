@@ -1,8 +1,8 @@
 """The model, and the walk of rows through its layers.
 
-The walk serves prefill, refresh, probe and decode. In each layer it projects the given rows, records their raw
-keys and values, rotates keys and queries, writes keys and values into the cache at their rows, and attends to
-the cache up to each row. Prefill walks adjacent rows, packed refresh scattered ones.
+The walk serves prefill, refresh, probe and decode. In each layer it projects the given rows, records their
+raw keys and values, rotates keys and queries, writes keys and values into the cache, and attends to the cache
+up to each row. Prefill walks adjacent rows, packed refresh scattered ones.
 """
 
 from __future__ import annotations
