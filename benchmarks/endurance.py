@@ -1,4 +1,4 @@
-"""Many commands in one process, as the REPL runs them: what the process holds, and how long they take.
+"""Run many commands in one process, as the REPL does, and measure its resources and their times.
 
 python benchmarks/endurance.py MODEL HOME OPERATIONS SEED    # prints one JSON object
 """
@@ -21,11 +21,11 @@ from typing import Any
 from rigs.oracles import QUESTION, WORDS, a_text
 
 SETTLED = 200
-"""Operations after which a process holds what it will always hold."""
+"""Number of operations after which a process should not grow any more."""
 
 
 def held() -> dict[str, int]:
-    """What this process holds: resident bytes, open files, mappings of session files, threads."""
+    """Return the resources of this process: resident bytes, open files, mapped session files, threads."""
     gc.collect()
     maps = Path("/proc/self/maps").read_text().splitlines()
     status = dict(
@@ -40,7 +40,7 @@ def held() -> dict[str, int]:
 
 
 def a_line(chance: random.Random, lines: int) -> str:
-    """A line as one types it, for a document that then has about as many lines as before."""
+    """Return a random command line that keeps the document at about the same length."""
     first = chance.randint(2, lines - 2)
     verb = chance.choice(["delete", "insert", "insert", "replace", "move", "undo", "redo"] + ["ask"] * 8)
     if lines < 20 or (verb == "insert" and lines < 32):
@@ -74,7 +74,7 @@ def a_line(chance: random.Random, lines: int) -> str:
 
 
 def endure(model: Path, home: Path, operations: int, seed: int) -> dict[str, Any]:
-    """Load a text and run so many lines in this process; says what it held on the way."""
+    """Load a text and run `operations` lines in this process; return samples of its resources."""
     import kvedit.cli.app  # noqa: F401  (all commands)
     from kvedit.cli.repl.line import run_line
     from kvedit.cli.workspace import here
@@ -88,37 +88,37 @@ def endure(model: Path, home: Path, operations: int, seed: int) -> dict[str, Any
     seconds, samples, failed = list[float](), list[dict[str, int]](), list[str]()
 
     def run(line: str, allowed: tuple[int, ...]) -> None:
-        said = io.StringIO()
-        start = time.process_time()  # the machine may have other things to do
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        output = io.StringIO()
+        start = time.process_time()  # not wall time, since the machine may be busy
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             code = run_line(line)
         seconds.append(time.process_time() - start)
         codes[code] = codes.get(code, 0) + 1
         if code not in allowed:
-            failed.append(f"{line}: {code}: {said.getvalue()[-200:]}")
+            failed.append(f"{line}: {code}: {output.getvalue()[-200:]}")
 
     load = f"load {shlex.quote(str(text))} -m {shlex.quote(str(model))}"
     run(load, (0,))
     if failed:
         raise RuntimeError(failed[0])
     seconds.clear()
-    # Answers of a random model have no end of their own.
+    # A random model would rarely end an answer.
     if here.held is not None:
         here.held.model.stop_ids = here.held.model.stop_ids | frozenset(range(0, 500, 3))
     for number in range(operations):
         session = here.session()
         line = a_line(chance, session.document.line_count)
-        # Nothing to undo, or what cannot be read: refused. A conversation may fill the context.
+        # 2: an invalid line, or an undo without an edit; 5: a conversation that fills the context.
         run(line, (0, 2, 5))
         if 5 in codes and line.startswith(("ask", "?", "verify", "insert", "replace")):
             codes.pop(5)
             run("forget", (0,))
         if (number + 1) % 20 == 0 and here.held is not None:
-            here.held._state.read_segments()  # so that what is held is what is there now
+            here.held._state.read_segments()  # drop segments that are no longer used
             samples.append(
                 {"operations": number + 1, "segments": len(here.held._state.segments.states), **held()}
             )
-    part = min(100, max(1, operations // 3))
+    window = min(100, max(1, operations // 3))
     settled = next(
         (one for one in samples if one["operations"] >= min(SETTLED, operations // 2)), samples[-1]
     )
@@ -127,8 +127,8 @@ def endure(model: Path, home: Path, operations: int, seed: int) -> dict[str, Any
         "seed": seed,
         "failed": failed,
         "codes": {str(code): count for code, count in sorted(codes.items())},
-        "first_ms": 1000 * statistics.median(seconds[:part]),
-        "last_ms": 1000 * statistics.median(seconds[-part:]),
+        "first_ms": 1000 * statistics.median(seconds[:window]),
+        "last_ms": 1000 * statistics.median(seconds[-window:]),
         "settled": settled,
         "end": samples[-1],
         "samples": samples,

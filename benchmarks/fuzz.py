@@ -1,14 +1,13 @@
-"""Fuzz what reads a session's files: manifest, journal, segment header. Guided by coverage.
+"""Fuzz the readers of a session's files (manifest, journal, segment header), guided by coverage.
 
     pip install atheris
     python benchmarks/fuzz.py --inputs 200000 --seed 1
 
-Each input must be taken or refused with the error for a damaged session, within a second and 200 MB;
-what is taken must then hold. Checksums are sealed anew, so that what stands behind them is tried too.
-libFuzzer chooses among inputs by the branches they reach; most changes are made to the JSON as a
-tree (keys, numbers, strings, arrays), the others to the bytes. Equal seeds try equal inputs. The first input
-that is wrong ends the run; it is in the file that is named then, and `--try FILE --target NAME` tries it
-alone.
+Each input must be accepted, or refused with the error for a damaged session, within a second and 200 MB. An
+accepted input is then checked for consistency. Checksums are recomputed, so that the code after a checksum is
+tested too. libFuzzer keeps inputs that reach new branches; most mutations change the JSON as a tree (keys,
+numbers, strings, arrays), the others change bytes. Equal seeds give equal inputs. The first failing input
+ends the run and is written to a file, which `--try FILE --target NAME` runs again.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _SECONDS = 1.0
 _BYTES = 200 << 20
 _LARGEST_INPUT = 1 << 16
 _SHARES = {"manifest": 0.35, "journal": 0.45, "segment": 0.2}
-_MANY_ROWS = 100_000  # of a table that a session with so many tokens would unroll
+_MANY_ROWS = 100_000  # larger row tables are not expanded, to save time
 
 # --- valid files to start from --------------------------------------------------------------------
 
@@ -131,20 +130,20 @@ SEEDS: dict[str, list[bytes]] = {
     "segment": [_segment(1, 1, 2, 2), _segment(3, 2, 4, 8, "BF16")],
 }
 
-# --- what each target does with an input ------------------------------------------------------------
+# --- the targets ------------------------------------------------------------------------------------
 
 
 def try_manifest(data: bytes) -> str:
-    """Read a manifest, sealed anew where it is an object."""
+    """Read a manifest, with a valid checksum if it is an object."""
     try:
         fields = json.loads(data)
         fields.pop("checksum", None)
         data = json.dumps({**fields, "checksum": digest(json.dumps(fields).encode())}).encode()
     except (ValueError, RecursionError, AttributeError):
-        pass  # then as it is
+        pass  # not an object: leave it unchanged
     try:
         manifest = records.parse_manifest(data)
-    except (SessionError, ValueError):  # `Store.read_manifest` makes the one of the other
+    except (SessionError, ValueError):  # `Store.read_manifest` turns the second into the first
         return "refused"
     assert records.parse_manifest(records.dump_manifest(manifest)) == manifest
     assert checks.JOURNAL.fullmatch(manifest.journal.name)
@@ -168,7 +167,7 @@ def try_journal(data: bytes) -> str:
         except SessionError:
             outcome = "refused in part"
             continue
-        assert len(revision.text) <= len(data)  # nothing grows by reading
+        assert len(revision.text) <= len(data)  # reading must not expand data
         assert len(revision.rows) + len(revision.turns) <= len(data)
         if sum(piece.length for piece in revision.rows) <= _MANY_ROWS:
             rows = RowTable.from_pieces(revision.rows, revision.entry.frontier)
@@ -183,12 +182,12 @@ def try_journal(data: bytes) -> str:
 
 
 def try_segment(data: bytes) -> str:
-    """Read a header; what is taken, the library reads with the same sizes."""
+    """Read a header; if it is accepted, the safetensors library must read the same sizes."""
     import safetensors
 
     try:
         found = header.parse_header(data[: header.HEADER_BYTES], len(data))
-    except ValueError:  # `read_segment` makes it the error of a damaged session
+    except ValueError:  # `read_segment` turns it into the error for a damaged session
         return "refused"
     tensors = dict(safetensors.deserialize(data))
     assert sorted(tensors) == ["ids", "keys", "values"]
@@ -204,7 +203,7 @@ TARGETS: dict[str, Callable[[bytes], str]] = {
     "segment": try_segment,
 }
 
-# --- changes that keep the JSON whole ---------------------------------------------------------------
+# --- mutations of the JSON --------------------------------------------------------------------------
 
 _NUMBERS = (0, 1, -1, 2, 9, 255, 2**31 - 1, 2**31, 2**53, 10**15, 10**18, -(2**63), 10**400, 0.5, 1e308, -0.0)
 _OTHERS = (
@@ -238,7 +237,7 @@ _RAW = (
 
 
 def change_json(data: bytes, chance: random.Random) -> bytes:
-    """Change one place of a JSON value, or write something there that is none."""
+    """Change one element of a JSON value, or replace it with invalid JSON."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -295,7 +294,7 @@ def _places(value: Any, depth: int = 0) -> Any:
 
 
 def change_journal(data: bytes, chance: random.Random) -> bytes:
-    """Change a line, or the lines."""
+    """Change one line of a journal, or the order or number of its lines."""
     lines = data.split(b"\n")[:-1] or [b""]
     at = chance.randrange(len(lines))
     kind = chance.random()
@@ -307,7 +306,7 @@ def change_journal(data: bytes, chance: random.Random) -> bytes:
         lines.insert(chance.randrange(len(lines) + 1), lines[at])
     else:
         chance.shuffle(lines)
-    if chance.random() < 0.5:  # numbered again, so that what comes after is looked at
+    if chance.random() < 0.5:  # renumber the lines, so that later checks run
         for number, line in enumerate(lines):
             first, found, rest = line.partition(b'"number": ')
             if found:
@@ -316,25 +315,25 @@ def change_journal(data: bytes, chance: random.Random) -> bytes:
 
 
 def change_segment(data: bytes, chance: random.Random) -> bytes:
-    """Change the header, and give the file the length that the header now says, or another one."""
+    """Change the header of a segment, its recorded length, or the length of the file."""
     if len(data) < 8:
         return data
     (length,) = struct.unpack("<Q", data[:8])
     start = change_json(data[8 : 8 + min(length, len(data))], chance)
     rest = data[8 + min(length, len(data)) :]
-    said = chance.choice([len(start)] * 8 + [0, len(start) - 1, 2**63, 2**64 - 1, 2**31, 100_000_001])
+    recorded = chance.choice([len(start)] * 8 + [0, len(start) - 1, 2**63, 2**64 - 1, 2**31, 100_000_001])
     if chance.random() < 0.2:
         rest = rest[: chance.randrange(len(rest) + 1)] + bytes(chance.randrange(9))
-    return struct.pack("<Q", max(said, 0)) + start + rest
+    return struct.pack("<Q", max(recorded, 0)) + start + rest
 
 
 CHANGES = {"manifest": change_json, "journal": change_journal, "segment": change_segment}
 
-# --- one target in a process of its own, and all of them ----------------------------------------------
+# --- running one target, and all of them ------------------------------------------------------------
 
 
 class Watch:
-    """Try inputs, and keep what they took."""
+    """Runs a target on inputs, and records their outcomes, time and memory."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -360,7 +359,7 @@ def _peak_bytes() -> int:
 
 
 def fuzz_one(target: str, inputs: int, seed: int, folder: Path) -> None:
-    """Run libFuzzer on one target; it ends the process."""
+    """Run libFuzzer on one target; does not return."""
     seeds = folder / "seeds"
     seeds.mkdir()
     for number, data in enumerate(SEEDS[target]):
@@ -393,13 +392,13 @@ def fuzz_one(target: str, inputs: int, seed: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """Run all targets, each in a process of its own, and print what they took."""
+    """Run all targets, each in its own process, and print their reports."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--inputs", type=int, default=200_000, help="how many, over the three targets")
+    parser.add_argument("--inputs", type=int, default=200_000, help="number of inputs over all targets")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--target", choices=TARGETS, help="this one alone")
-    parser.add_argument("--try", dest="file", type=Path, help="try the input in this file, with --target")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each target")
+    parser.add_argument("--target", choices=TARGETS, help="run only this target")
+    parser.add_argument("--try", dest="file", type=Path, help="run --target on the input in this file")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON per target")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.file:
@@ -421,11 +420,11 @@ def _run(target: str, inputs: int, seed: int, as_json: bool) -> bool:
     done = subprocess.run([*command, "--folder", folder], capture_output=True, text=True, check=False)
     (folder / "log").write_text(done.stderr + done.stdout)
     if done.returncode or not (folder / "report.json").exists():
-        said = f"an input is wrong, see {folder}"
+        message = f"an input failed, see {folder}"
         print(
-            json.dumps({"target": target, "inputs": inputs, "wrong": said})
+            json.dumps({"target": target, "inputs": inputs, "wrong": message})
             if as_json
-            else f"{target}: {said}"
+            else f"{target}: {message}"
         )
         print("\n".join((done.stdout + done.stderr).splitlines()[-30:]))
         return False

@@ -1,18 +1,18 @@
-"""What a repair costs on an accelerator, with random weights in the shapes of two 8B models.
+"""Measure repair on an accelerator, with random weights in the shapes of two 8B models.
 
     python benchmarks/gpu.py                        # CUDA or MPS; under four minutes
-    python benchmarks/gpu.py --toy --device cpu     # tiny shapes: that it runs, and nothing of speed
+    python benchmarks/gpu.py --toy --device cpu     # tiny shapes, to test this script
 
-The weights are made on the device, so nothing is downloaded. Two ways are timed side by side, each
-phase with one synchronisation:
+The weights are created on the device, so nothing is downloaded. Pairs of methods are timed side by side, with
+one synchronization per phase:
 
-    replay / refresh      all rows behind the edit against 2 % and 5 % of them in units
-    in turn / overlapped  shift, selection and refresh; then selection while the shift runs
-    interval / packed     5 % of the rows as ever more runs, one by one and all at once
+    replay / refresh      refresh all rows after the edit, or 2 % and 5 % of them in units
+    in turn / overlapped  select rows after the shift, or while the shift runs
+    interval / packed     refresh 5 % of the rows in more and more runs, one run at a time or all together
 
-A figure is the median of the rounds, a ratio that of two medians; the first round warms up and is
-not counted. Each model has its share of the time; what does not fit into it is not reached. The last
-line of stdout is the same as JSON.
+Figures are medians of the rounds, and ratios are ratios of two medians; the first round warms up and is not
+counted. Each model gets an equal share of the time; measures for which no time is left are not reached. The
+last line of stdout has the same figures as JSON.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from kvedit.repair.refresh import refresh_, shift_
 from kvedit.timing import clock
 from kvedit.tokens.prompt import Prompt
 
-CONTEXTS = (8192, 2048, 32768)  # in the order of what is wanted most, should time run short
+CONTEXTS = (8192, 2048, 32768)  # the most important one first, in case time runs out
 TOY_CONTEXTS = (256, 160, 384)
 BUDGETS = ("2%", "5%")
-GATHERED_ROWS = 256  # what a session brings from its files at once
-STEPS = 3  # ids that are decoded; the second is looked at
+GATHERED_ROWS = 256  # as many as a session gathers from its files at once
+STEPS = 3  # decoded ids; the second one is measured
 ROPE_FACTOR, ROPE_LOW, ROPE_HIGH = 8.0, 1.0, 4.0  # of Llama 3.1
 
 
@@ -64,14 +64,14 @@ class Shape:
     """The sizes of a model.
 
     Attributes:
-        name: The model's.
-        layers, heads, groups, width, context_length: As `Model` has them.
-        hidden, inner: Width of hidden states, and of the MLP's.
-        vocabulary: Ids.
+        name: Name of the model.
+        layers, heads, groups, width, context_length: As in `Model`.
+        hidden, inner: Width of the hidden states, and inside the MLP.
+        vocabulary: Number of ids.
         theta: Base of RoPE.
         epsilon: Of every RMS norm.
-        head_norms: Whether queries and keys are normed.
-        original_length: Positions before RoPE was scaled as in Llama 3.1; `None` if it was not.
+        head_norms: Whether queries and keys are normalized.
+        original_length: Context length before RoPE was scaled as in Llama 3.1; `None` if it was not.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Shape:
 
     @property
     def recipe(self) -> Recipe:
-        """What kvedit's network of plain parts is made of."""
+        """The recipe for a network of plain parts."""
         sizes = Sizes(
             hidden=self.hidden,
             intermediate=self.inner,
@@ -109,7 +109,7 @@ class Shape:
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The size of each tensor of its checkpoint, by name."""
+        """The shape of each tensor of the checkpoint, by name."""
         keys = self.heads * self.width
         queries = keys * self.groups
         layer = {
@@ -147,10 +147,10 @@ TOYS = tuple(replace(shape, name=f"{shape.name}, toy", **SMALL) for shape in SHA
 
 
 def inverse_frequencies(shape: Shape) -> tuple[float, ...]:
-    """Compute RoPE's inverse frequencies, with the scaling of Llama 3.1 where the shape has it.
+    """Compute RoPE's inverse frequencies, scaled as in Llama 3.1 if the shape has an original length.
 
-    Waves longer than the original length are stretched by a factor, those shorter than a quarter of
-    it stay, and between the two lies a straight line.
+    Wavelengths above the original length are multiplied by a factor, those below a quarter of it are kept,
+    and between the two the factor is interpolated.
     """
     plain = 1.0 / (shape.theta ** (torch.arange(0, shape.width, 2).float() / shape.width))
     if shape.original_length is None:
@@ -161,7 +161,7 @@ def inverse_frequencies(shape: Shape) -> tuple[float, ...]:
 
 
 def random_weights(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Make the tensors of a checkpoint on the device: norms around 1, all else around 0."""
+    """Create the tensors of a checkpoint on the device: norms around 1, all others around 0."""
     generator = torch.Generator(device).manual_seed(0)
     return {
         name: torch.empty(size, dtype=dtype, device=device).normal_(
@@ -199,7 +199,7 @@ class Measure:
 
 
 def plan(context: int) -> list[Measure]:
-    """Give what is measured at a context; what takes longest comes last."""
+    """Return the measures for a context; the slowest come last."""
     suffix = context - HEAD_ROWS
     rows = Budget.parse(BUDGETS[-1]).resolve(suffix)
     counts = shapes(rows, suffix, [*(4**power for power in range(8)), rows])
@@ -211,7 +211,7 @@ def plan(context: int) -> list[Measure]:
 
 
 class Bench:
-    """A document of random ids with rows taken out near its start, and a cache to repair.
+    """A document of random ids with rows deleted near its start, and a cache to repair.
 
     Args:
         model: The model.
@@ -224,7 +224,7 @@ class Bench:
         self.cache = model.new_cache(context + len(self.edited.query_ids) + STEPS)
 
     def seconds(self, measure: Measure, way: str) -> float:
-        """Repair the cache in one of the ways of a measure; give what is compared."""
+        """Repair the cache by one of the two methods of a measure; return the seconds to compare."""
         suffix = self.edited.suffix
         rows = Budget.parse(measure.budget).resolve(len(suffix))
         settings: dict[str, Any] = {"overlap": way == "overlapped"}
@@ -233,14 +233,14 @@ class Bench:
         elif measure.runs is not None:
             settings = {"executor": way, "support": spread(suffix, rows, measure.runs)}
         timings = recover(self.edited, self.cache, rows, policy="sur", **settings).timings
-        whole = way in ("in turn", "overlapped")
-        return timings.seconds() if whole else timings.seconds("refresh")
+        all_phases = way in ("in turn", "overlapped")
+        return timings.seconds() if all_phases else timings.seconds("refresh")
 
     def synchronising_calls(self) -> dict[str, int | None]:
         """Count the calls that make the host wait for the device, in three phases.
 
-        They are a shift of rows that are on the host, as a session's are, a packed refresh, and a step
-        of decoding.
+        These are a shift of rows on the host, where a session has them, a packed refresh, and one decoding
+        step.
         """
         edited, cache, model = self.edited, self.cache, self.edited.model
         suffix, ids = edited.suffix, model.to_device(edited.ids)
@@ -261,34 +261,34 @@ class Bench:
 
 
 def waits(device: torch.device, work: Callable[[], object]) -> int | None:
-    """Do some work; count the calls in it that make the host wait, where CUDA tells."""
+    """Run `work` and count the calls that make the host wait; `None` without CUDA, which reports them."""
     if device.type != "cuda":
         work()
         return None
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as emitted:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
             work()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing CUDA operation" in str(warning.message) for warning in said)
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in emitted)
 
 
 def sample(
     bench: Bench, measure: Measure, rounds: int, expected_s: float, until: float
 ) -> list[tuple[float, float]]:
-    """Time both ways in each round, in turn first and second; nothing where the time does not allow it.
+    """Time both methods in each round, in alternating order.
 
     Args:
-        bench: Does the work.
-        measure: Which.
-        rounds: Rounds that count.
-        expected_s: What a round may take, as far as that is known before the first.
-        until: When all must be done, on the clock.
+        bench: Runs the methods.
+        measure: What to measure.
+        rounds: Number of rounds that count.
+        expected_s: Expected duration of a round, if known before the first.
+        until: Deadline on the clock.
 
     Returns:
-        Seconds of the slow and of the fast way, for each round.
+        Seconds of the slow and the fast method for each round; empty if the time does not suffice.
     """
     found: list[tuple[float, float]] = []
     for number in range(rounds + 1):
@@ -306,7 +306,7 @@ def sample(
 def measure_context(
     model: Model, context: int, rounds: int, until: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure all of the plan that time and memory allow, as plain values."""
+    """Run as much of the plan as time and memory allow; return plain values."""
     measures, suffix = plan(context), context - HEAD_ROWS
     samples: dict[Measure, list[tuple[float, float]]] = {}
     peaks: dict[Measure, int] = {}
@@ -325,7 +325,7 @@ def measure_context(
                     run_s = statistics.median(slow for slow, _ in found) / (measure.runs or math.inf)
             if bench:
                 calls = bench.synchronising_calls()
-    except KveditError as error:  # it does not fit, and a smaller one may
+    except KveditError as error:  # does not fit in memory; a smaller context can still fit
         failed = error.fact
     return {
         "context": context,
@@ -341,7 +341,7 @@ def measure_context(
 def record(
     measure: Measure, suffix: int, samples: Sequence[tuple[float, float]], peak: int | None
 ) -> dict[str, Any]:
-    """Give a measure as plain values; without samples it was not reached."""
+    """Return a measure as plain values; without samples, it was not reached."""
     slow_s, fast_s = ([pair[way] for pair in samples] for way in (0, 1))
     medians = [statistics.median(times) if times else None for times in (slow_s, fast_s)]
     return {
@@ -365,8 +365,8 @@ def record(
 def measure_model(
     shape: Shape, toy: bool, device: torch.device, rounds: int, until: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Make a model, and measure it at each context."""
-    say(f"{shape.name}: making weights")
+    """Create a model, and measure it at each context."""
+    say(f"{shape.name}: creating weights")
     with allocating():
         model = random_model(shape, device, torch.float32 if toy else torch.bfloat16)
     return {
@@ -381,13 +381,13 @@ def measure_model(
 
 
 def reset_peak(device: torch.device) -> None:
-    """Begin to look for a new peak, where that is possible."""
+    """Reset the peak of memory, if possible."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Give the most bytes held at once: on CUDA by tensors since the last reset, else by the process."""
+    """Return peak memory: on CUDA that of tensors since the last reset, otherwise that of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     import resource
@@ -396,16 +396,16 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def device_named(name: str, toy: bool) -> torch.device:
-    """Find the device.
+    """Return the device.
 
     Raises:
-        UsageError: It is not there, or is too slow for what is to be measured.
+        UsageError: It is unavailable, or too slow for the full size.
     """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = next(place for place in there if there[place])
-    if not there[name]:
-        raise UsageError(f"There is no {name} device here.", "Use --toy --device cpu, or another machine.")
+        name = next(kind for kind in available if available[kind])
+    if not available[name]:
+        raise UsageError(f"This machine has no {name} device.", "Use --toy --device cpu, or another machine.")
     if name == "cpu" and not toy:
         raise UsageError(
             "Without a GPU only the toy size can be measured.",
@@ -415,7 +415,7 @@ def device_named(name: str, toy: bool) -> torch.device:
 
 
 def described(device: torch.device) -> dict[str, Any]:
-    """Name the machine and its accelerator."""
+    """Return a description of the machine and its accelerator."""
     names = {"cuda": torch.cuda.get_device_name, "mps": lambda: "Apple GPU"}
     return machine() | {
         "accelerator": names[device.type]() if device.type in names else None,
@@ -424,7 +424,7 @@ def described(device: torch.device) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any], where: str) -> Table:
-    """Show a model's figures for people; fits 80 columns."""
+    """Return a table of a model's figures that fits 80 columns."""
     shown = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
     shown.title = f"{found['model']}, {found['dtype']}, {where}"
     for heading, side in (("tokens", "right"), ("ways", "left")):
@@ -443,7 +443,7 @@ def table(found: dict[str, Any], where: str) -> Table:
 
 
 def notes(found: dict[str, Any]) -> list[str]:
-    """Say for each context what the table does not."""
+    """Return lines on what the table does not show: waiting calls and failures."""
     lines = []
     for part in found["contexts"]:
         calls = part["synchronising_calls"] or {}
@@ -456,12 +456,12 @@ def notes(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Measure, print; give the exit code."""
+    """Measure and print; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto")
     parser.add_argument("--toy", action="store_true", help="tiny shapes in float32, for any machine")
-    parser.add_argument("--limit-s", type=float, default=220.0, help="seconds in all")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds that count")
+    parser.add_argument("--limit-s", type=float, default=220.0, help="total seconds")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds after the warm-up")
     options = parser.parse_args()
     start, console = clock(), Console()
     try:
@@ -473,7 +473,7 @@ def main() -> int:
                 left = start + options.limit_s - clock()
                 until = clock() + left / (len(wanted) - number)
                 models.append(measure_model(shape, options.toy, device, options.rounds, until, status.update))
-                gc.collect()  # the model is gone before the next one comes
+                gc.collect()  # free this model before the next one is created
                 console.print(table(models[-1], about["accelerator"] or device.type))
                 for line in notes(models[-1]):
                     console.print(line, highlight=False)

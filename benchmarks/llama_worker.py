@@ -1,9 +1,9 @@
-"""llama.cpp in a process of its own, for `benchmarks/llama.py`: a JSON command a line, a JSON answer a line.
+"""Run llama.cpp for `benchmarks/llama.py`: read JSON commands and write JSON answers, one per line.
 
     python llama_worker.py FILE.gguf THREADS
 
-It needs llama-cpp-python and nothing of kvedit, so any Python that has it will do. The first line says
-which version it is, or why there is none. Ids are the document's, so no tokenizer takes part.
+This needs llama-cpp-python and not kvedit, so any Python with that package will do. The first line of output
+is its version, or the error on importing it. Commands contain token ids, so no tokenizer is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ except ImportError as error:
 
 
 def prefill(llm: Any, ids: list[int]) -> dict[str, Any]:
-    """Take all ids through the model, from nothing."""
+    """Evaluate all ids with an empty cache."""
     start = time.perf_counter()
     llm.reset()
     llm.eval(ids)
@@ -29,29 +29,29 @@ def prefill(llm: Any, ids: list[int]) -> dict[str, Any]:
 
 
 def first(llm: Any, ids: list[int]) -> dict[str, Any]:
-    """Give the first id after `ids`; llama-cpp-python keeps the cached rows of their common prefix."""
+    """Generate the first id after `ids`; llama-cpp-python reuses the cached rows of a common prefix."""
     reused = _common(llm.input_ids[: llm.n_tokens].tolist(), ids)
     start = time.perf_counter()
-    said = next(llm.generate(ids, temp=0.0, top_k=1))
-    return {"seconds": time.perf_counter() - start, "reused": reused, "ids": [int(said)]}
+    token = next(llm.generate(ids, temp=0.0, top_k=1))
+    return {"seconds": time.perf_counter() - start, "reused": reused, "ids": [int(token)]}
 
 
 def decode(llm: Any, ids: list[int], count: int) -> dict[str, Any]:
-    """Give `count` ids after `ids`, and the seconds from the first of them to the last."""
+    """Generate `count` ids after `ids`; time from the first of them to the last."""
     tokens = llm.generate(ids, temp=0.0, top_k=1)
-    said = [int(next(tokens))]
+    answer = [int(next(tokens))]
     start = time.perf_counter()
     for _ in range(count - 1):
-        said.append(int(next(tokens)))
-    return {"seconds": time.perf_counter() - start, "ids": said}
+        answer.append(int(next(tokens)))
+    return {"seconds": time.perf_counter() - start, "ids": answer}
 
 
-def _common(held: list[int], ids: list[int]) -> int:
-    """Length of the common prefix."""
-    for at, (one, other) in enumerate(zip(held, ids)):  # noqa: B905, either may be longer
+def _common(cached: list[int], ids: list[int]) -> int:
+    """Return the length of the common prefix."""
+    for index, (one, other) in enumerate(zip(cached, ids)):  # noqa: B905, either can be longer
         if one != other:
-            return at
-    return min(len(held), len(ids))
+            return index
+    return min(len(cached), len(ids))
 
 
 def main() -> None:

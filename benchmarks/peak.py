@@ -1,10 +1,10 @@
-"""The peak of a command's resident memory, in a process of its own.
+"""Measure the peak of a command's resident memory, in its own process.
 
     python benchmarks/peak.py load MODEL TOKENS HOME    # prints one JSON object
 
-Resident are weights, cache, what is computed, and the libraries: torch takes some 240 MB before
-anything is opened. The model has passed its check before, so it is opened without transformers, as in
-all but the first command with a model.
+The peak consists of weights, cache, intermediate results and libraries; torch alone takes about 240 MB. The
+model has been checked before, so it is opened without transformers, as in all but the first command with a
+model.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 ALLOWED_BYTES = 300_000_000
-"""For libraries and all else beside weights and 1.15 caches."""
+"""Allowance for libraries and everything else except weights and 1.15 times the cache."""
 
 
 def limit_bytes(found: dict[str, Any]) -> int:
-    """What the peak must stay below."""
+    """Return the limit of the peak."""
     return int(found["weights_bytes"] + 1.15 * found["cache_bytes"] + ALLOWED_BYTES)
 
 
 def measure(model: Path, tokens: int, home: Path, verb: str) -> dict[str, Any]:
-    """Measure `load` or, on a session that is loaded first, `ask`, each in a process of its own."""
+    """Measure `load`, or `ask` on a session that is loaded first, each in its own process."""
     root = Path(__file__).resolve().parents[1]
     paths = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths}
@@ -40,13 +40,13 @@ def measure(model: Path, tokens: int, home: Path, verb: str) -> dict[str, Any]:
 
 
 def resident(name: str) -> int:
-    """`VmRSS` or `VmHWM` of this process, in bytes."""
+    """Return `VmRSS` or `VmHWM` of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def weights(folder: Path) -> int:
-    """Numbers in the weights."""
+    """Return the number of weights."""
     from safetensors import safe_open
 
     count = 0
@@ -57,8 +57,8 @@ def weights(folder: Path) -> int:
 
 
 def a_long_text(encode: Any, tokens: int) -> str:
-    """Sentences that all differ, of about so many tokens and no more."""
-    chance, lines, held = random.Random(8000), list[str](), 0
+    """Return a text of different sentences, with at most about `tokens` tokens."""
+    chance, lines, count = random.Random(8000), list[str](), 0
     nouns = "invoice keeper harbour engine letter witness orchard ledger signal tenant".split()
     verbs = "follows carries refuses answers delays repairs measures records".split()
     while True:
@@ -67,14 +67,14 @@ def a_long_text(encode: Any, tokens: int) -> str:
             f"{chance.randint(1, 9999)} {chance.choice(verbs)} the {chance.choice(nouns)} on day "
             f"{chance.randint(1, 365)}.\n"
         )
-        held += len(encode(line))
-        if held > tokens:
+        count += len(encode(line))
+        if count > tokens:
             return "".join(lines)
         lines.append(line)
 
 
 def main(verb: str, folder: str, tokens: str, home: str) -> None:
-    """Do one command and print what the process held at most."""
+    """Run one command and print the peak of the process."""
     from kvedit.checkpoint.opening import open_model
     from kvedit.session import asking as ask  # noqa: F401
     from kvedit.session.session import Session

@@ -1,11 +1,11 @@
-"""How hard kvedit is to break: faults, fuzzed inputs, kills, long use, oracles and memory, as one table.
+"""Test robustness: faults, fuzzed inputs, kills, long use, oracles and memory, as one table.
 
-    python benchmarks/reliability.py --write           # everything, into docs/reliability.md; an hour
-    python benchmarks/reliability.py --quick           # a small cut of every row
+    python benchmarks/reliability.py --write           # everything, into docs/reliability.md; takes an hour
+    python benchmarks/reliability.py --quick           # a small version of every row
     python benchmarks/reliability.py --only kills --seed 7
 
-Each row says what was done, how often, and what was lost or wrong; with any, the exit code is 1. The
-machinery is that of the tests. `--json` prints the rows as one object on stdout.
+Each row shows what was done, how often, and how often something was lost or wrong; if anything was, the exit
+code is 1. It uses the helpers of the tests. `--json` prints the rows as one object on stdout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 TESTS = ROOT / "tests"
 BEGIN, END = "<!-- rows: begin -->", "<!-- rows: end -->"
-_GROWN_BYTES = 20_000_000  # what the allocator may keep between two looks at a process
+_GROWN_BYTES = 20_000_000  # growth that the allocator can explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Row:
     """One row of the table.
 
     Attributes:
-        name: As `--only` takes it.
-        what: What was done, and what came out.
-        count: How often; `None` where it could not be done here.
+        name: Name for `--only`.
+        what: What was done, with results.
+        count: How often; `None` if it could not be done on this machine.
         wrong: What was lost or wrong, one entry each.
-        seed: That does the same again.
-        seconds: Time that it took.
+        seed: Seed that repeats the row.
+        seconds: Duration.
     """
 
     name: str
@@ -58,14 +58,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a row gets: how much to do, where, and from which seed."""
+    """Input of a row: how much to do, the seed, and a folder for files."""
 
     size: int
     seed: int
     folder: Path
 
     def python(self, *args: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run Python on this tree."""
+        """Run Python with this checkout on its path."""
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, *map(str, args)]
@@ -77,7 +77,7 @@ Found = tuple[str, int | None, list[str]]
 
 
 def faults(task: Task) -> Found:
-    """Tests that make the file system fail: full, read-only and slow disks, damage, folders gone."""
+    """Run the tests that make the file system fail: full, read-only and slow disks, damage, lost folders."""
     files = [name for name in ("hostile/test_faults.py", "store/test_store.py") if (TESTS / name).exists()]
     report = task.folder / "report.xml"
     which = ["-k", "full_disk"] if task.size == 0 else []
@@ -95,23 +95,23 @@ def faults(task: Task) -> Found:
 
 
 def fuzz(task: Task) -> Found:
-    """Inputs for what reads a session's files, guided by coverage."""
+    """Fuzz the readers of a session's files, guided by coverage."""
     what, script = "inputs fuzzed: every file that a session has", ROOT / "benchmarks" / "fuzz.py"
     if not script.exists():
-        return f"{what} (the fuzzer is not there)", None, []
+        return f"{what} (the fuzzer is missing)", None, []
     done = task.python(script, "--inputs", task.size, "--seed", task.seed, "--json", check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not found:
-        said = (done.stderr + done.stdout).strip().splitlines()
-        if any("not installed" in line for line in said):
+        output = (done.stderr + done.stdout).strip().splitlines()
+        if any("not installed" in line for line in output):
             return f"{what} (the fuzzer is not installed)", None, []
-        return what, 0, [said[-1] if said else f"exit code {done.returncode}"]
+        return what, 0, [output[-1] if output else f"exit code {done.returncode}"]
     wrong = [f"{each['target']}: {each['wrong']}" for each in found if each["wrong"]]
     return what, sum(each["inputs"] for each in found), wrong
 
 
 def kills(task: Task) -> Found:
-    """A script of thirteen commands, killed at random instants."""
+    """Kill a script of thirteen commands at random moments."""
     from rigs.killing import kill_scripts, serving, stage
 
     for name in ("server", "start", "turns"):
@@ -119,12 +119,12 @@ def kills(task: Task) -> Found:
     with serving(task.folder / "server") as server:
         start = stage(task.folder / "start", server, 40)
         done = kill_scripts(server, start, task.folder / "turns", task.size, task.seed)
-    what = f"sessions killed at random instants of a script; {done.steps} of its states were met"
+    what = f"sessions killed at random moments of a script; {done.steps} of its states occurred"
     return what, done.killed, done.wrong
 
 
 def endurance(task: Task) -> Found:
-    """Commands in one REPL process; it must hold no more afterwards."""
+    """Run commands in one REPL process, whose resources must not grow."""
     from rigs.tiny import save_tiny
 
     model = save_tiny(task.folder / "model", "llama", max_position_embeddings=4096)
@@ -141,14 +141,14 @@ def endurance(task: Task) -> Found:
     grown = end["resident_bytes"] - early["resident_bytes"]
     wrong += [f"memory grew by {grown / 1e6:.0f} MB"] * (grown > _GROWN_BYTES)
     what = (
-        f"operations in one process: memory {grown / 1e6:+.0f} MB from operation {early['operations']} "
-        f"on, the last hundred took {found['last_ms'] / found['first_ms']:.2f} of the first's CPU time"
+        f"operations in one process: memory {grown / 1e6:+.0f} MB from operation {early['operations']} on, "
+        f"the last hundred took {found['last_ms'] / found['first_ms']:.2f} times the CPU time of the first"
     )
     return what, task.size, wrong
 
 
 def oracles(task: Task) -> Found:
-    """Random series of edits, each against both oracles."""
+    """Check random series of edits with both oracles."""
     from rigs.oracles import run_scripts, without_context
     from rigs.tiny import save_tiny
 
@@ -161,20 +161,20 @@ def oracles(task: Task) -> Found:
 
 
 def memory(task: Task) -> Found:
-    """The peak of `load` and of `ask` on the default model."""
+    """Measure the peak memory of `load` and `ask` with the default model."""
     from peak import limit_bytes, measure
 
     from kvedit.checkpoint.resolve import resolve
     from kvedit.names import DEFAULT_MODEL
 
-    said, wrong, tokens = list[str](), list[str](), 0
+    peaks, wrong, tokens = list[str](), list[str](), 0
     for verb in ("load", "ask"):  # one session for both
         found = measure(resolve(DEFAULT_MODEL), task.size, task.folder / "home", verb)
         peak, limit = found["peak_bytes"] / 1e6, limit_bytes(found) / 1e6
-        said.append(f"`{verb}` {peak:,.0f} MB at most, allowed {limit:,.0f}")
-        wrong += [f"{verb}: {peak - limit:,.0f} MB too many"] * (peak >= limit)
+        peaks.append(f"`{verb}` peak {peak:,.0f} MB, limit {limit:,.0f}")
+        wrong += [f"{verb}: {peak - limit:,.0f} MB above the limit"] * (peak >= limit)
         tokens = max(tokens, found["tokens"])
-    return f"tokens of the default model in memory: {'; '.join(said)}", tokens, wrong
+    return f"tokens of the default model in memory: {'; '.join(peaks)}", tokens, wrong
 
 
 ROWS: dict[str, tuple[Callable[[Task], Found], int, int]] = {
@@ -185,20 +185,20 @@ ROWS: dict[str, tuple[Callable[[Task], Found], int, int]] = {
     "oracles": (oracles, 200, 5),
     "memory": (memory, 8_000, 500),
 }
-"""What makes each row, and how much of it is done, in full and in the quick cut."""
+"""For each row, its function, its full size and its size with `--quick`."""
 
 
 def main() -> None:
-    """Make the rows, print them, and say by the exit code whether anything was wrong."""
+    """Make and print the rows; exit with 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", choices=ROWS, metavar="ROW", help=", ".join(ROWS))
-    parser.add_argument("--quick", action="store_true", help="a small cut of every row")
+    parser.add_argument("--quick", action="store_true", help="run a small version of every row")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON object")
-    parser.add_argument("--write", action="store_true", help=f"put the rows into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"write the rows to {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     if options.write and options.quick:
-        parser.error("a quick cut is not for the page")
+        parser.error("--quick and --write cannot be combined")
     rows = make(options.only or list(ROWS), options.seed, options.quick)
     if options.write:
         PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
@@ -210,7 +210,7 @@ def main() -> None:
 
 
 def make(names: list[str], seed: int, quick: bool) -> list[Row]:
-    """Make rows, with a display of how far they are."""
+    """Make rows, and show the progress."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     rows: list[Row] = []
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -228,8 +228,8 @@ def make(names: list[str], seed: int, quick: bool) -> list[Row]:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Write a row as it is printed."""
-    count = "not here" if row.count is None else f"{row.count:,}"
+    """Return the cells of a row."""
+    count = "not run" if row.count is None else f"{row.count:,}"
     wrong = "none" if not row.wrong else str(len(row.wrong))
     return row.name, row.what, count, "" if row.count is None else wrong, f"{row.seconds:,.0f}", str(row.seed)
 
@@ -249,7 +249,7 @@ def show(rows: list[Row]) -> None:
 
 
 def written(page: str, rows: list[Row]) -> str:
-    """Put rows into the page's table, in place of those of the same names."""
+    """Return the page with rows inserted into its table or replaced by name."""
     before, _, rest = page.partition(BEGIN)
     table, _, after = rest.partition(END)
     kept = {name: line for line in table.splitlines() if (name := name_of(line)) is not None}
@@ -262,7 +262,7 @@ def written(page: str, rows: list[Row]) -> str:
 
 
 def name_of(line: str) -> str | None:
-    """Give the name of the row that a line of the page holds."""
+    """Return the name of the row in a line of the page."""
     found = re.match(r"\| `([\w-]+)` \|", line)
     return found[1] if found else None
 

@@ -1,8 +1,8 @@
-"""What the benchmarks share: a document of a length, rounds of things run side by side, their ratios.
+"""Helpers of the benchmarks: documents of a given length, and ratios of things measured side by side.
 
-Every round runs all sides of each ratio, one after the other, so a machine that slows down slows
-them all. The first round warms up and is not counted. What is reported is the median of the rounds'
-ratios with the lowest and the highest, beside the target, and the machine.
+Each round runs all sides of each ratio one after another, so a slower machine slows them all. The first round
+warms up and is not counted. Reports show the median of the rounds' ratios with the lowest and the highest,
+the target, and the machine.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ OTHERS = ("contract/lease.md", "samekey/depot.txt", "minutes/minutes.txt", "log/
 QUESTION = "When must fees be paid?"
 EDIT = "4-6"
 Sample = dict[str, float]
-"""Seconds, or another figure that falls as things get better, by the name of a side."""
+"""Seconds or another figure, by name of the side."""
 
 
 @dataclass(slots=True)
 class Ratio:
-    """One figure over another of the same round.
+    """The ratio of two figures of the same round.
 
     Attributes:
         title: What is compared.
         work: Runs all sides once.
-        over, under: Names of the side that is divided, and of the one that divides.
-        target: What the ratio should reach, or stay below if `at_most`.
+        over, under: Names of the side in the numerator and the one in the denominator.
+        target: The lowest acceptable ratio, or the highest if `at_most`.
         at_most: Whether smaller is better.
-        unit: Of the sides, for people: `s`, `MB` or `ms`.
-        samples: One a round.
+        unit: Unit of the sides in tables: `s`, `MB` or `ms`.
+        samples: One per round.
     """
 
     title: str
@@ -68,7 +68,7 @@ class Ratio:
         return middle <= self.target if self.at_most else middle >= self.target
 
     def record(self) -> dict[str, Any]:
-        """Give all there is as plain values."""
+        """Return all fields as plain values."""
         sign = "at most" if self.at_most else "at least"
         return {
             "median": statistics.median(self.values),
@@ -82,7 +82,7 @@ class Ratio:
 
 
 def run(ratios: Sequence[Ratio], rounds: int, console: Console) -> None:
-    """Run the rounds, the first of which is not counted."""
+    """Run the rounds after a warm-up round, which is not counted."""
     with console.status("") as status:
         for number in range(rounds + 1):
             for ratio in ratios:
@@ -93,7 +93,7 @@ def run(ratios: Sequence[Ratio], rounds: int, console: Console) -> None:
 
 
 def table(ratios: Sequence[Ratio]) -> Table:
-    """Show ratios for people; fits 80 columns."""
+    """Return a table of ratios that fits 80 columns."""
     shown = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
     shown.add_column("ratio", max_width=34)
     for heading in ("sides", "median", "range", "target"):
@@ -118,7 +118,7 @@ def _short(value: float) -> str:
 
 
 def machine(*packages: str) -> dict[str, Any]:
-    """Name the machine and the libraries: torch and `packages` beside it."""
+    """Return a description of the machine with the versions of torch and `packages`."""
     found = {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     found |= {"python": platform.python_version(), "kvedit": __version__}
     for package in ("torch", *packages):
@@ -130,15 +130,16 @@ def machine(*packages: str) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Name the processor as the system does, with what kvedit's arithmetic can use of it."""
+    """Return the system's name of the processor and the instruction sets relevant to kvedit."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor() or platform.machine()
     name = re.search(r"model name\s*: (.*)", text)
     flags = re.search(r"flags\s*: (.*)", text)
-    told = set(flags.group(1).split()) if flags else set()
-    useful = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if flag in told]
+    supported = set(flags.group(1).split()) if flags else set()
+    relevant = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+    useful = [flag for flag in relevant if flag in supported]
     return " ".join([name.group(1).strip() if name else platform.machine(), *useful])
 
 
@@ -150,13 +151,13 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def document(path: Path | None = None) -> str:
-    """Read a document; by default those of sessions/, one after the other: 4,788 tokens, no repeats."""
+    """Read a document; by default those of sessions/, concatenated: 4,788 tokens without repetition."""
     paths = [CONTRACT, *(ROOT / "sessions" / name for name in OTHERS)] if path is None else [path]
     return "\n".join(each.read_text(encoding="utf-8") for each in paths)
 
 
 def text_of(text: str, model: Model, tokens: int) -> str:
-    """Repeat and cut a text to about so many tokens, at a line end."""
+    """Repeat and truncate a text to about `tokens` tokens, at the end of a line."""
     count = len(model.tokenizer.encode_text(text))
     text = text * (1 + tokens // count)
     encoded = model.tokenizer.encode_text(text)

@@ -1,13 +1,13 @@
-"""How cost grows with a document and with its past: seconds, memory and bytes, with fitted exponents.
+"""Measure how seconds, memory and bytes grow with the document and its history, and fit exponents.
 
     python benchmarks/scaling.py                        # 500 to 8,000 tokens; 1, 100, 10,000 revisions
     python benchmarks/scaling.py --model FOLDER --lengths 1000,4000,16000,64000
-    python benchmarks/scaling.py --write                # also into docs/performance.md, docs/scaling.svg
+    python benchmarks/scaling.py --write                # also writes docs/performance.md, docs/scaling.svg
 
-At each length a document is loaded, edited, opened and asked, each verb in a process of its own. Its
-first run warms up: it gives the peak and the bytes written, and its time is not counted. An exponent
-is the slope of a line through the logarithms, by least squares. Needs Linux, which tells the peak. The
-last line of stdout is JSON. Run nothing else beside it.
+A document of each length is loaded, edited, opened and queried, each verb in its own process. The first run
+warms up: its peak and its written bytes are recorded, but not its time. An exponent is the slope of a
+least-squares line through the logarithms. This needs Linux for the peak. The last line of stdout is JSON. Run
+nothing else at the same time.
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ from kvedit.timing import Timings, clock
 if TYPE_CHECKING:
     from kvedit.model.model import Model
 
-# `rounds` and `kvedit.model.model` bring torch along, so what needs them imports them: a process that
-# deletes lines has no torch in memory.
+# `rounds` and `kvedit.model.model` import torch, so functions import them when needed: a process that only
+# deletes lines must not have torch in memory.
 ROOT = Path(__file__).resolve().parents[1]
 from peak import resident  # noqa: E402
 
 T = TypeVar("T")
 Files = dict[Path, tuple[int, int]]
-"""Which file stands under a path, and its bytes."""
+"""Inode and size in bytes of each path."""
 TINY = "".join(f"Line {number}.\n" for number in range(1, 9))
-"""The document whose peak is the base: libraries and weights, and next to no rows."""
-LINES = "4-6"  # as `EDIT` of rounds
+"""The document whose peak is subtracted: libraries and weights, and almost no rows."""
+LINES = "4-6"  # as `rounds.EDIT`
 ALLOWED_S = 60
-"""No round of a verb begins after so long."""
+"""No round of a verb starts after this time."""
 PEAK = Path("/proc/self/clear_refs")
-"""Where Linux is told to forget the peak of this process."""
+"""Writing to this file resets the peak of the process."""
 PAST_TOKENS = 4000
-"""Of the document with a past, if one of that length was asked for."""
+"""Maximum length of the document with a history, among the lengths given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What is known before anything is measured.
+    """Inputs of the measurements.
 
     Attributes:
         checkpoint: Folder of the model.
         weights: Multiplications of one token with the weights of the layers.
-        pairs: Multiplications of a query with a key, of all heads and layers.
-        texts: Documents, by the length that they were cut to.
+        pairs: Multiplications of one query with one key, over all heads and layers.
+        texts: Documents, by the length to which they were truncated.
     """
 
     checkpoint: Path
@@ -85,11 +85,11 @@ class Run:
     """One run of a verb.
 
     Attributes:
-        seconds: What it took.
-        tokens: T, rows of the session as the verb met it.
-        first: The first row that may be computed.
-        rows: Rows of the document that were computed.
-        question: Rows of the question that were computed.
+        seconds: Duration.
+        tokens: T, rows of the session before the run.
+        first: First row that can be computed.
+        rows: Number of rows of the document that were computed.
+        question: Number of rows of the question that were computed.
     """
 
     seconds: float
@@ -101,12 +101,12 @@ class Run:
 
 @dataclass
 class Place:
-    """What a verb works on.
+    """The document and session that a verb uses.
 
     Attributes:
         checkpoint: Folder of the model.
-        text: Of the document.
-        store: Where its session is, or will be.
+        text: Text of the document.
+        store: Store of its session.
     """
 
     checkpoint: Path
@@ -120,7 +120,7 @@ class Place:
         return open_model(self.checkpoint, device="cpu")
 
     def open(self) -> Session:
-        """Open the session as a new process does, with a model that is in memory already."""
+        """Open the session like a new process, but with a model that is already in memory."""
         session = Session(State(self.store))
         session.use_model(self.model)
         session._state.read_segments()
@@ -128,7 +128,7 @@ class Place:
 
 
 def load(place: Place, first: bool) -> Run:
-    """Load the document; time prefill and saving, not the opening of the model."""
+    """Load the document; time prefill and saving, without opening the model."""
     if place.store.exists():
         Home(place.store.folder.parent).remove(place.store.name)
     home, timings = place.store.folder.parent, Timings()
@@ -140,7 +140,7 @@ def load(place: Place, first: bool) -> Run:
 
 
 def delete(place: Place, first: bool) -> Run:
-    """Delete lines near the start; a deletion of the run before is undone."""
+    """Delete lines near the start, after undoing the deletion of the previous run."""
     session = Session(State(place.store))
     if session._state.revision.entry.edits:
         session.undo()
@@ -162,7 +162,7 @@ def ready_cache(place: Place, first: bool) -> Run:
 
 
 def ask(budget: str, place: Place, first: bool) -> Run:
-    """Ask; time what comes before the first token. What the first run keeps is left behind again."""
+    """Ask, and time up to the first token. The first run keeps its rows, and then returns to before."""
     from rounds import QUESTION
 
     session = place.open()
@@ -189,30 +189,33 @@ EXPECTED: dict[str, dict[str, tuple[float, float] | None]] = {
     "ask at 5 %": {"memory_bytes": (1, 1), "written_bytes": (1, 1)},
     "ask at full": {"memory_bytes": (1, 1), "written_bytes": (1, 1)},
 }
-"""Lowest and highest exponent; the seconds of what walks the layers are fitted to its arithmetic."""
+"""Expected lowest and highest exponents; for seconds of other verbs, they follow from the arithmetic."""
 
 
 def main() -> None:
-    """Measure, print, and write the page if asked to."""
+    """Measure and print; write the page if `--write` is given."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--lengths", type=numbers, default="500,1000,2000,4000,8000", help="tokens; %(default)s if not given")
-    add("--revisions", type=numbers, default="1,100,10000", help="of sessions; %(default)s if not given")
+    add("--lengths", type=numbers, default="500,1000,2000,4000,8000", help="tokens; default: %(default)s")
+    add("--revisions", type=numbers, default="1,100,10000", help="revisions; default: %(default)s")
     add(
-        "--rounds", type=int, default=5, help=f"%(default)s if not given; fewer where they take {ALLOWED_S} s"
+        "--rounds",
+        type=int,
+        default=5,
+        help=f"default: %(default)s; none starts after {ALLOWED_S} s",
     )
-    add("--model", default=DEFAULT_MODEL, help="as `kvedit load` takes it; %(default)s if not given")
+    add("--model", default=DEFAULT_MODEL, help="as for `kvedit load`; default: %(default)s")
     add(
         "--write",
         type=Path,
         nargs="?",
         const=ROOT / "docs",
         metavar="FOLDER",
-        help="put the tables into its performance.md, and the plot beside it; docs if not given",
+        help="write the tables to its performance.md, and the plot beside it; default: docs",
     )
     options = parser.parse_args()
     if options.write and not (options.write / "performance.md").exists():
-        parser.error(f"there is no performance.md in {options.write}")
+        parser.error(f"{options.write} has no performance.md")
     with tempfile.TemporaryDirectory() as folder:
         record = measure(Path(folder), options)
     show(record)
@@ -222,15 +225,15 @@ def main() -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """Read `500,1000`: numbers from 1 on, in ascending order."""
+    """Parse a list such as `500,1000` of positive integers; return them sorted."""
     found = sorted({int(part) for part in text.split(",")})
     if found[0] < 1:
-        raise argparse.ArgumentTypeError("numbers from 1 on")
+        raise argparse.ArgumentTypeError("numbers must be at least 1")
     return found
 
 
 def measure(home: Path, options: argparse.Namespace) -> Record:
-    """Measure every verb at every length, and edits on every past, with a display of how far it is."""
+    """Measure each verb at each length, and edits on each history, and show the progress."""
     from rounds import machine
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -259,16 +262,16 @@ def measure(home: Path, options: argparse.Namespace) -> Record:
 
 
 def apart(work: Callable[..., T], *args: object) -> T:
-    """Do it in a process of its own."""
+    """Run `work` in its own process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, *args).result()
 
 
 def prepare(name: str, lengths: Sequence[int]) -> Ready:
-    """Check the model, so that it is opened without transformers from now on, and cut the documents.
+    """Check the model, so that it opens without transformers from now on, and truncate the documents.
 
-    A length that the context has no room for, beside a question and a token of answer, becomes the
-    longest that it has room for.
+    A length that does not fit the context together with a question and one token of answer becomes the
+    longest that fits.
     """
     from rounds import CONTRACT, QUESTION, text_of
 
@@ -278,8 +281,8 @@ def prepare(name: str, lengths: Sequence[int]) -> Ready:
     stock = open_stock(resolve(name), device="cpu")
     model = admit(stock)
     prompt, text = model.layout(None), CONTRACT.read_text(encoding="utf-8")
-    around = len(prompt.head_ids) + len(prompt.question_ids(model.tokenizer, QUESTION)) + 1
-    fitting = sorted({min(length, model.context_length - around) for length in lengths})
+    others = len(prompt.head_ids) + len(prompt.question_ids(model.tokenizer, QUESTION)) + 1
+    fitting = sorted({min(length, model.context_length - others) for length in lengths})
     tables = model.network.table.numel() * (1 if model.tied else 2)
     return Ready(
         checkpoint=model.directory,
@@ -290,11 +293,11 @@ def prepare(name: str, lengths: Sequence[int]) -> Ready:
 
 
 def cost(verb: str, place: Place, rounds: int) -> Record:
-    """Measure a verb in this process, which has done nothing before."""
+    """Measure a verb in this process, which must be new."""
     run, folder = VERBS[verb], place.store.folder
     if verb != "delete":
         _ = place.model
-        PEAK.write_text("5")  # begin anew: opening a model takes more for a moment than a short document
+        PEAK.write_text("5")  # reset the peak: opening a model can need more than a short document
     start, before = clock(), files(folder)
     run(place, True)
     peak, written = resident("VmHWM"), written_bytes(before, files(folder))
@@ -314,22 +317,22 @@ def cost(verb: str, place: Place, rounds: int) -> Record:
 
 
 def files(folder: Path) -> Files:
-    """Give the files below a folder."""
+    """Return the files below a folder."""
     every = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
     return {path: (found.st_ino, found.st_size) for path, found in every}
 
 
 def written_bytes(before: Files, after: Files) -> int:
-    """Give the bytes of the files that came or were replaced, and what was added to the others."""
+    """Return the bytes of new and replaced files, plus the bytes appended to others."""
     total = 0
-    for path, (file, size) in after.items():
-        was, held = before.get(path, (None, 0))
-        total += size - (held if was == file else 0)
+    for path, (inode, size) in after.items():
+        old_inode, old_size = before.get(path, (None, 0))
+        total += size - (old_size if old_inode == inode else 0)
     return total
 
 
 def growth(verb: str, ready: Ready, found: Sequence[Record]) -> Record:
-    """Fit a verb's figures; the first sample is that of the tiny document."""
+    """Fit a verb's figures; the first sample is of the tiny document."""
     base, *samples = found
     tokens = [sample["tokens"] for sample in samples]
     costs = {
@@ -350,28 +353,28 @@ def growth(verb: str, ready: Ready, found: Sequence[Record]) -> Record:
 
 
 def exponent(tokens: Sequence[float], costs: Sequence[float]) -> float | None:
-    """Fit costs as a power of the tokens; `None` where one is not positive, or there is only one."""
+    """Fit costs as a power of the tokens; `None` if there are fewer than two or one is not positive."""
     if len(tokens) < 2 or min(costs) <= 0:
         return None
     return float(np.polyfit(np.log(tokens), np.log(costs), 1)[0])
 
 
 def work(ready: Ready, sample: Record) -> float:
-    """Reckon the multiplications of a run, as `kvedit doctor` does for its estimates.
+    """Estimate the multiplications of a run, as `kvedit doctor` does.
 
-    The rows that were computed stand evenly between the first that may be and the end, the
-    question's behind them. A row multiplies with the weights, and twice with each row up to itself.
+    The computed rows are assumed to be spread evenly from the first possible one to the end, followed by the
+    question's. A row multiplies with the weights, and twice with each row up to itself.
     """
     total, rows, question = sample["tokens"], sample["rows"], sample["question"]
     pairs = rows * (sample["first"] + 1 + total) / 2 + question * (2 * total + 1 + question) / 2
     return ready.weights * (rows + question) + 2 * ready.pairs * pairs
 
 
-# --- a past ------------------------------------------------------------------------------------------
+# --- history -----------------------------------------------------------------------------------------
 
 
 def measure_past(home: Path, ready: Ready, options: argparse.Namespace, progress: Progress) -> Record:
-    """Give sessions of one document so many revisions, and measure what one more edit and a look cost."""
+    """Edit copies of a session to each number of revisions, and measure `status`, opening and an edit."""
     from kvedit.checkpoint.opening import open_model
 
     length = max((held for held in ready.texts if held <= PAST_TOKENS), default=min(ready.texts))
@@ -397,7 +400,7 @@ def measure_past(home: Path, ready: Ready, options: argparse.Namespace, progress
             "segments_added": len(session._state.journal.segments()) - segments,
         }
         found.append(sample)
-    progress.update(shown, description="sessions with a past", total=options.rounds + 1, completed=0)
+    progress.update(shown, description="sessions with a history", total=options.rounds + 1, completed=0)
     for number in range(options.rounds + 1):
         for sample in found:
             one = one_more(Home(home).store(f"past-{sample['revisions']}"))
@@ -413,7 +416,7 @@ def measure_past(home: Path, ready: Ready, options: argparse.Namespace, progress
 
 
 def edit(session: Session, chance: random.Random) -> None:
-    """Make one edit that keeps the document about as long as it is."""
+    """Make one random edit that keeps the document at about the same length."""
     lines = session.document.line_count
     first = chance.randint(1, lines - 3)
     verb = chance.choice(("delete", "insert", "replace", "move", "undo"))
@@ -430,7 +433,7 @@ def edit(session: Session, chance: random.Random) -> None:
 
 
 def one_more(store: Store) -> dict[str, float]:
-    """Look at a session, open a copy of it without its model, and edit the copy."""
+    """Time `status` on a session, opening a copy of it without its model, and an edit of the copy."""
     seconds = {"status_s": status_s(store)}
     copy = Store(store.folder.with_name("copy"))
     Home(store.folder.parent).copy(store.name, copy.name)
@@ -438,16 +441,16 @@ def one_more(store: Store) -> dict[str, float]:
     session = Session(State(copy))
     opened = clock()
     before = files(copy.folder)
-    begun = clock()
+    edit_start = clock()
     session.delete(LINES)
-    seconds |= {"open_s": opened - start, "edit_s": clock() - begun}
+    seconds |= {"open_s": opened - start, "edit_s": clock() - edit_start}
     seconds["edit_bytes"] = written_bytes(before, files(copy.folder))
     Home(copy.folder.parent).remove(copy.name)
     return seconds
 
 
 def status_s(store: Store) -> float:
-    """Seconds of one `kvedit status`."""
+    """Return the seconds of one `kvedit status`."""
     command = [sys.executable, "-m", "kvedit", "status", "--session", store.name]
     environment = {**os.environ, "KVEDIT_HOME": str(store.folder.parent)}
     start = clock()

@@ -1,4 +1,4 @@
-"""What people see of `scaling.py`: tables, a section of docs/performance.md, a plot."""
+"""Present the results of `scaling.py`: tables, a section of docs/performance.md, a plot."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kvedit.lab import charts
 
 Record = dict[str, Any]
 Shown = tuple[str, list[str], list[list[str]]]
-"""Title, headings and rows of a table."""
+"""A table: title, headings and rows."""
 BEGIN, END = "<!-- scaling: begin -->", "<!-- scaling: end -->"
 FIGURES = {
     "seconds": ("Seconds", 1.0),
     "memory_bytes": ("Memory above that of a tiny document, MB", 1e6),
     "written_bytes": ("Written, MB", 1e6),
 }
-"""Title of each figure, and what it is divided by for people."""
+"""Title of each figure, and the divisor for its unit."""
 
 
 def tables(record: Record) -> Iterable[Shown]:
-    """Give the tables of the terminal and of the page."""
+    """Yield the tables for the terminal and the page."""
     lengths = [f"{length:,}" for length in record["lengths"]]
     for figure, (title, unit) in FIGURES.items():
         rows = []
@@ -59,12 +59,12 @@ def scaled(value: float | None, unit: float) -> float | None:
 
 
 def short(value: float | None) -> str:
-    """Write three digits, or whole numbers."""
+    """Format a value with three digits, or as an integer from 100 on."""
     return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def between(ends: Sequence[float] | None) -> str:
-    """Write an expected exponent, or the two that it lies between."""
+    """Format an expected exponent or range of exponents."""
     return "-" if ends is None else "-".join(dict.fromkeys(f"{round(end, 2):g}" for end in ends))
 
 
@@ -81,7 +81,7 @@ def show(record: Record) -> None:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Put the tables into the page, in place of those of the last time, and the plot beside it."""
+    """Replace the tables in the page, and write the plot to the same folder."""
     page = folder / "performance.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
@@ -90,7 +90,7 @@ def write(folder: Path, record: Record) -> None:
 
 
 def section(record: Record) -> str:
-    """Write the tables as Markdown, with the machine and the plot."""
+    """Return the tables as Markdown, with the machine and the plot."""
     machine = record["machine"]
     libraries = ", ".join(f"{name} {machine[name]}" for name in ("kvedit", "torch", "python"))
     parts = [
@@ -148,5 +148,5 @@ def plot(record: Record) -> str:
 
 
 def placed(drawn: str, x: int, y: int, width: int, height: int) -> str:
-    """Give an SVG its place in another."""
+    """Position an SVG inside another one."""
     return drawn.replace("<svg ", f'<svg x="{x}" y="{y}" width="{width}" height="{height}" ', 1)

@@ -1,10 +1,10 @@
-"""Run a small cut of every bench on the default model, and check all that it writes. About 3 minutes.
+"""Run a small version of every bench on the default model, and check its files. Takes about 3 minutes.
 
     python benchmarks/smoke.py
     python benchmarks/smoke.py --keep FOLDER    # keep the run folders, to compare the records of two versions
 
-Prints one line per bench with its time; stops at the first failure, with exit code 1. The files have
-the shapes that benchmarks/rigs/schema.py defines.
+Prints one line per bench with its time, and stops at the first failure with exit code 1. The files must have
+the form that benchmarks/rigs/schema.py defines.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BENCHES = {
 
 
 def write_question(path: Path) -> None:
-    """Write a question of our own layout, whose passages are all of one length."""
+    """Write a question in kvedit's own format, with passages of equal length."""
     rooms = ("kitchen", "library", "laundry", "storage", "gallery", "nursery", "hallway")
     paragraphs = [
         {
@@ -98,7 +98,7 @@ def main() -> None:
             try:
                 kvedit(*command, "--out", out)
                 _, records, summary = check_run(Path(out))
-                assert kvedit("report", out) == summary, "the summary written again is another"
+                assert kvedit("report", out) == summary, "`report` gives a different summary"
                 check_summary(summary, command[0])
                 if "arms" in summary:
                     check_comparison(kvedit("compare", out, out))

@@ -1,11 +1,11 @@
-"""What people wait for, as ratios of two things run side by side.
+"""Measure latency as ratios of figures measured side by side.
 
-    python benchmarks/speed.py                        # all of it: about fifteen minutes on two cores
+    python benchmarks/speed.py                        # everything: about fifteen minutes on two cores
     python benchmarks/speed.py --only decode --rounds 7
     python benchmarks/speed.py --document book.txt --tokens 6000
 
-The default model, 4,000 tokens; `benchmarks/llama.py` compares with llama.cpp. The last line of stdout
-is JSON. Run nothing else beside it.
+By default with the default model and 4,000 tokens. `benchmarks/llama.py` compares with llama.cpp. The last
+line of stdout is JSON. Run nothing else at the same time.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ COMPUTING = ("selection", "shift", "refresh", "question", "decode")
 
 
 class Bench:
-    """Two sessions of one document: `exact` as it was loaded, and `edited` with lines near its start deleted.
+    """Two sessions of one document: `exact` as loaded, and `edited` with lines near its start deleted.
 
     Args:
-        folder: For the sessions.
-        text: To take the document from, repeated if it is short.
+        folder: Folder for the sessions.
+        text: Text of the document, repeated if it is too short.
         tokens: Length of the document.
         model: Folder of the model.
     """
@@ -82,13 +82,13 @@ class Bench:
         return self.model.to_device(session._state.prompt.question_ids(session._state.tokenizer, question))
 
     def cache(self) -> KVCache:
-        """The shifted cache."""
+        """Return a shifted cache of the edited document."""
         cache = self.model.new_cache(len(self.ids) + len(self.question))
         shift_(self.model, cache, self.edited.rows.placed(), self.edited._state.segments.states)
         return cache
 
     def ask(self) -> Answer:
-        """Ask at 5 % with nothing in the working cache: every row has to be shifted."""
+        """Ask at 5 % with an empty working cache, so that every row is shifted."""
         session = self._open("edited")
         session._state.read_segments()
         return session.ask(QUESTION, budget=Budget.parse("5%"), max_new_tokens=1, keep=False)
@@ -97,7 +97,7 @@ class Bench:
         """Ask at 5 %, and re-prefill the edited document with the question."""
         answer = self.answer = self.ask()
 
-        def anew() -> None:
+        def reprefill() -> None:
             cache = self.model.new_cache(len(self.ids) + len(self.question))
             for _ in prefill_(self.model, cache, self.ids):
                 pass
@@ -105,7 +105,7 @@ class Bench:
 
         phases = answer.timings.phases
         share = phases["selection"].seconds / phases["refresh"].seconds
-        return {"repair": answer.first_token_s, "re-prefill": seconds(anew), "selection share": share}
+        return {"repair": answer.first_token_s, "re-prefill": seconds(reprefill), "selection share": share}
 
     def replay(self) -> Sample:
         """Refresh 5 % in units, and all rows."""
@@ -117,7 +117,7 @@ class Bench:
         }
 
     def executors(self, count: int) -> Sample:
-        """Refresh 5 % cut into `count` runs, packed and by interval."""
+        """Refresh 5 % in `count` runs, packed and by interval."""
         suffix = np.flatnonzero(self.edited.rows.suffix)
         rows = _spread(suffix, len(suffix) // 20, count)
         assert sum(1 for _ in runs(rows)) == count
@@ -129,7 +129,7 @@ class Bench:
         return {"packed": work("packed"), "interval": work("interval")}
 
     def limit(self) -> Sample:
-        """Refresh 5 % in 64 runs, and what 5 % of replay's arithmetic takes at prefill's own speed."""
+        """Refresh 5 % in 64 runs; compare with 5 % of replay's arithmetic at the speed of prefill."""
         suffix = np.flatnonzero(self.edited.rows.suffix)
         rows, cache = _spread(suffix, len(suffix) // 20, 64), self.cache()
         refresh = seconds(lambda: list(refresh_(self.model, cache, self.ids, rows, "packed")))
@@ -138,7 +138,7 @@ class Bench:
         return {"refresh": refresh, "limit": 0.05 * prefill * replay / every}
 
     def _work(self, rows: np.ndarray) -> float:
-        """Multiplications of computing rows: with the weights of the layers, and in attention."""
+        """Return the multiplications needed to compute rows, with weights and in attention."""
         model = self.model
         table = model.network.table.numel()
         weights = sum(part.numel() for part in self.stock.parameters()) - table * (1 if model.tied else 2)
@@ -146,7 +146,7 @@ class Bench:
         return float(weights * len(rows) + pairs * (rows + 1).sum())
 
     def prefill(self) -> Sample:
-        """Prefill by kvedit and by transformers' own forward pass, logits of the last row only."""
+        """Prefill with kvedit and with transformers' forward pass, with logits of the last row only."""
 
         def own() -> None:
             cache = self.model.new_cache(len(self.ids))
@@ -160,26 +160,26 @@ class Bench:
         return {"kvedit": seconds(own), "transformers": seconds(stock)}
 
     def decode(self, questions: tuple[str, ...]) -> Sample:
-        """Seconds a token by kvedit and by transformers' generate; same cache, same ids."""
+        """Measure seconds per token of kvedit and of transformers' generate, with equal cache and ids."""
         own = stock = quoted = 0.0
         count = 0
         for question in questions:
             answer = self.exact.ask(question, budget=Budget.parse("0"), max_new_tokens=ANSWER, keep=False)
-            said, spent = self._generate(self._question_ids(question), len(answer.ids))
-            assert said == list(answer.ids), f"{question}: other ids than those of transformers"
+            ids, spent = self._generate(self._question_ids(question), len(answer.ids))
+            assert ids == list(answer.ids), f"{question}: ids differ from those of transformers"
             own, stock = own + answer.timings.phases["decode"].seconds, stock + spent
-            quoted += len(said) * _quoted(said, self.exact._state.ids.tolist())
-            count += len(said)
+            quoted += len(ids) * _quoted(ids, self.exact._state.ids.tolist())
+            count += len(ids)
         # The first token comes from the question's prefill.
         steps = count - len(questions)
         return {"kvedit": own / steps, "generate": stock / steps, "quoted": quoted / count, "tokens": count}
 
     def _generate(self, question: torch.Tensor, count: int) -> tuple[list[int], float]:
-        """Give so many ids of transformers' generate, and the seconds from the first to the last."""
-        held, total = self.exact._state.working.cache, len(self.exact.rows)
+        """Return `count` ids of transformers' generate, and the seconds from the first to the last."""
+        own, total = self.exact._state.working.cache, len(self.exact.rows)
         cache = DynamicCache(config=self.stock.config)
         for layer in range(self.model.layers):
-            cache.update(held.keys[None, layer, :, :total], held.values[None, layer, :, :total], layer)
+            cache.update(own.keys[None, layer, :, :total], own.values[None, layer, :, :total], layer)
         ids, clocks = torch.cat([self.model.to_device(self.exact._state.ids), question])[None], list[float]()
 
         class Watch(StoppingCriteria):
@@ -187,7 +187,7 @@ class Bench:
                 clocks.append(clock())
                 return torch.zeros(len(ids), dtype=torch.bool)
 
-        said = self.stock.generate(
+        output = self.stock.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             past_key_values=cache,
@@ -195,10 +195,10 @@ class Bench:
             max_new_tokens=count,
             stopping_criteria=StoppingCriteriaList([Watch()]),
         )
-        return said[0, ids.shape[1] :].tolist(), clocks[-1] - clocks[0]
+        return output[0, ids.shape[1] :].tolist(), clocks[-1] - clocks[0]
 
     def one_shot(self) -> Sample:
-        """All of `kvedit ask` that is no computing, and a Python that imports torch."""
+        """Measure the fixed overhead of `kvedit ask`, and of a Python that imports torch."""
         self.edited.checkout(self.edited._state.revision.entry.number)
         command = [sys.executable, "-m", "kvedit", "ask", QUESTION, "--budget", "5%", "--json"]
         command += ["--session", "edited", "--max-new-tokens", "16"]
@@ -208,11 +208,11 @@ class Bench:
         whole = clock() - start
         phases = json.loads(done.stdout)["timings"]
         computing = sum(phases[name]["seconds"] for name in COMPUTING)
-        self.edited.checkout(number)  # the next round finds the same stale rows
+        self.edited.checkout(number)  # restore the stale rows for the next round
         return {"ask": whole - computing, "import torch": _python("-c", "import torch"), "whole": whole}
 
     def opening(self) -> Sample:
-        """Open the session to a ready cache, and copy the same bytes in memory."""
+        """Open the session until the cache is filled, and copy as many bytes in memory."""
 
         start = clock()
         session = self._open("exact")
@@ -222,11 +222,11 @@ class Bench:
             session._state.working, session.rows, np.arange(len(session.rows))
         ):
             pass
-        spent, held = clock() - start, session._state.working.cache
-        return {"open": spent, "copy": seconds(lambda: (held.keys.clone(), held.values.clone()))}
+        spent, cache = clock() - start, session._state.working.cache
+        return {"open": spent, "copy": seconds(lambda: (cache.keys.clone(), cache.values.clone()))}
 
     def saving(self) -> Sample:
-        """Save after `load`, and write as many bytes with dd, which flushes them at the end."""
+        """Save after `load`, and write as many bytes with dd and a flush."""
         store, timings, home = self.exact._state.store, Timings(), self.folder / "saved"
         Session.load(self.exact.document, model=self.model, home=home, timings=timings)
         shutil.rmtree(home)
@@ -240,7 +240,7 @@ class Bench:
         return {"save": timings.phases["save"].seconds, "dd": dd}
 
     def peak(self, tokens: int = 8000) -> Sample:
-        """Peak memory of `load` in a process of its own, and weights and cache, in MB."""
+        """Measure peak memory of `load` in its own process; compare with weights and cache, in MB."""
         with tempfile.TemporaryDirectory() as home:
             found = measure_peak(self.model.directory, tokens, Path(home), "load")
         bare = found["weights_bytes"] + found["cache_bytes"]
@@ -254,14 +254,14 @@ def _spread(suffix: np.ndarray, total: int, count: int) -> np.ndarray:
     return suffix[np.concatenate([at + np.arange(size) for at, size in zip(starts, lengths, strict=True)])]
 
 
-def _quoted(said: list[int], text: list[int], size: int = 6) -> float:
-    """Share of ids that are part of `size` ids in a row that stand in the text."""
-    known = {tuple(text[at : at + size]) for at in range(len(text) - size + 1)}
-    part = np.zeros(len(said), dtype=bool)
-    for at in range(len(said) - size + 1):
-        if tuple(said[at : at + size]) in known:
-            part[at : at + size] = True
-    return float(part.mean()) if said else 0.0
+def _quoted(ids: list[int], text: list[int], size: int = 6) -> float:
+    """Return the share of ids that belong to a sequence of `size` ids from the text."""
+    sequences = {tuple(text[start : start + size]) for start in range(len(text) - size + 1)}
+    quoted = np.zeros(len(ids), dtype=bool)
+    for start in range(len(ids) - size + 1):
+        if tuple(ids[start : start + size]) in sequences:
+            quoted[start : start + size] = True
+    return float(quoted.mean()) if ids else 0.0
 
 
 def _python(*arguments: str) -> float:
@@ -270,12 +270,12 @@ def _python(*arguments: str) -> float:
 
 
 def _start_up() -> Sample:
-    """Wall time of `kvedit --help` and of a Python that does nothing."""
+    """Measure the wall time of `kvedit --help` and of a Python that does nothing."""
     return {"help": _python("-m", "kvedit", "--help"), "python": _python("-c", "pass")}
 
 
 def ratios(bench: Bench, counts: list[int]) -> dict[str, Ratio]:
-    """Give what is measured, by a name that `--only` takes."""
+    """Return the measures by their names for `--only`."""
 
     def executors(count: int) -> Callable[[], Sample]:
         return lambda: bench.executors(count)
@@ -297,7 +297,7 @@ def ratios(bench: Bench, counts: list[int]) -> dict[str, Ratio]:
             "decode, others", lambda: bench.decode(SAYING), "generate", "kvedit", 1.5
         ),
         "one-shot": Ratio(
-            "one ask but for computing, against import torch", bench.one_shot, "ask", "import torch", 2, True
+            "fixed overhead of one ask, against import torch", bench.one_shot, "ask", "import torch", 2, True
         ),
         "open": Ratio("session to ready cache, against memory copy", bench.opening, "open", "copy", 3, True),
         "save": Ratio("save after load, against dd", bench.saving, "save", "dd", 1.5, True),
@@ -320,7 +320,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--runs", type=int, nargs="+", default=[64, 100, 200])
-    parser.add_argument("--only", nargs="+", help="names of measures, or their beginnings")
+    parser.add_argument("--only", nargs="+", help="names of measures, or prefixes of names")
     parser.add_argument("--model", default=DEFAULT_MODEL)
     options = parser.parse_args()
     console = Console(stderr=True)
@@ -334,14 +334,14 @@ def main() -> None:
             if not options.only or name.startswith(tuple(options.only))
         }
         if not chosen:
-            parser.error(f"--only takes beginnings of {', '.join(measures)}")
+            parser.error(f"--only needs names or prefixes of: {', '.join(measures)}")
         run(list(chosen.values()), options.rounds, console)
         start_up = [_start_up() for _ in range(options.rounds + 1)][1:]
     Console().print(table(list(chosen.values())))
     more = [sample["help"] - sample["python"] for sample in start_up]
     facts = {
         "bytes written by delete": f"{bench.change.written_bytes:,} (target: under 100,000)",
-        "kvedit --help, more than python -c pass": f"{statistics.median(more):.2f} s (target: under 0.4 s)",
+        "kvedit --help, in addition to python -c pass": f"{statistics.median(more):.2f} s (target: < 0.4 s)",
     }
     if "first-token" in chosen:
         shares = [sample["selection share"] for sample in chosen["first-token"].samples]

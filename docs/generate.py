@@ -1,4 +1,4 @@
-"""Write docs/cli.md from the commands themselves: `python docs/generate.py`. A test compares the two."""
+"""Generate docs/cli.md from the commands: `python docs/generate.py`. A test checks that it is up to date."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Write docs/session.svg, the picture in README.md: `make picture`.
+"""Record docs/session.svg, the picture in README.md: `make picture`.
 
-The picture is a recording. This script copies the contract of `sessions/quickstart` into a temporary
-folder, runs COMMANDS there in a terminal of its own (a pty), and draws what that terminal shows in the
-end. Nothing in the picture is written by hand. tests/docs/test_picture.py checks that it is up to date.
+This script copies the contract of `sessions/quickstart` to a temporary folder, runs COMMANDS there in a
+pseudo-terminal, and draws what it shows at the end. Nothing in the picture is written by hand.
+tests/docs/test_picture.py checks that it is up to date.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DOCUMENT = ROOT / "sessions" / "quickstart" / "contract.md"
 PICTURE = ROOT / "docs" / "session.svg"
 COLUMNS = 100
 CHARACTER_WIDTH = 12.2
-"""In the SVG, as rich draws it."""
+"""Width of a character in rich's SVG."""
 COMMANDS = (
     "kvedit load contract.md --force",
     "kvedit delete --lines 11-16",
@@ -45,7 +45,7 @@ _ESCAPE = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])")
 
 
 class Screen:
-    """What a terminal shows: lines of characters with their styles, for the codes that rich writes."""
+    """The contents of a terminal: lines of styled characters. Supports the escape codes that rich writes."""
 
     def __init__(self) -> None:
         self.lines: list[list[str]] = [[]]
@@ -106,7 +106,7 @@ def record() -> list[tuple[str, str]]:
 
 
 def draw(shown: list[tuple[str, str]]) -> str:
-    """Return the SVG, which ends with a comment that names what it was made from."""
+    """Return the SVG, which ends with a comment that identifies its inputs."""
     console = Console(
         record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
@@ -114,7 +114,7 @@ def draw(shown: list[tuple[str, str]]) -> str:
         console.print(Text(("\n" if number else "") + "$ ", style="bold green") + Text(command, style="bold"))
         console.print(Text.from_ansi(output.rstrip("\n")))
     svg = console.export_svg(title="kvedit", theme=MONOKAI, unique_id="kvedit")
-    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # the picture needs no network
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # do not load fonts from the network
     return f"{svg.rstrip()}\n<!-- {inputs()} -->\n"
 
 
@@ -155,7 +155,7 @@ def _run(command: str, folder: str) -> str:
 
 
 def _read(terminal: int) -> bytes:
-    """Read what is there; nothing once the process has closed its end."""
+    """Read available output; return nothing once the process has closed its end."""
     try:
         return os.read(terminal, 65536)
     except OSError:

@@ -1,4 +1,4 @@
-"""kvedit: edit a long document in a local model's context, and ask again on a budget."""
+"""Edit a long document that a local model has read, and ask about it again on a budget."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
-    # Looked up on first use: importing kvedit loads no torch.
+    # Names are imported on first use, so that `import kvedit` does not load torch.
     if name not in _PUBLIC:
         raise AttributeError(f"module 'kvedit' has no attribute '{name}'")
     return getattr(import_module(_PUBLIC[name]), name)

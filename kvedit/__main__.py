@@ -9,7 +9,7 @@ def main() -> None:
     """Run the command line."""
     try:
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # what a terminal cannot show becomes a question mark
+            if hasattr(stream, "reconfigure"):  # print '?' for what the terminal's encoding lacks
                 stream.reconfigure(errors="replace")
         from kvedit.cli.app import app
 

@@ -1,13 +1,13 @@
-"""The errors that a user can meet, each with one sentence of fact and one of remedy.
+"""Errors shown to the user, each with one sentence of fact and one of remedy.
 
     KveditError            exit 1   the command failed (also: the disk is full)
     |- UsageError          exit 2   a bad range, budget, name or option
-    |- SessionError        exit 3   no session, damaged, other model
+    |- SessionError        exit 3   not found, damaged, or a different model
     |  `- LockedError      exit 3   another process holds the session
-    |- ModelError          exit 4   the model is unavailable, or is not supported
+    |- ModelError          exit 4   the model is unavailable or not supported
     `- ContextError        exit 5   the text does not fit the model's context
 
-Anything else that escapes is a bug. `kvedit.cli.command` is the one place that prints them.
+Any other exception that escapes is a bug. Only `kvedit.cli.command` prints these errors.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import ClassVar
 
 
 class KveditError(Exception):
-    """The root of every error that is meant for the user.
+    """Base class of all errors shown to the user.
 
     Args:
-        fact: What is wrong, one sentence.
-        remedy: What to do about it, one sentence.
+        fact: What is wrong, in one sentence.
+        remedy: What to do about it, in one sentence.
     """
 
     exit_code: ClassVar[int] = 1
@@ -34,21 +34,21 @@ class KveditError(Exception):
 
 
 class UsageError(KveditError):
-    """The command was asked for something that has no meaning (range, budget, name)."""
+    """An argument of the command is invalid (range, budget, name, option)."""
 
     exit_code = 2
     kind = "usage"
 
 
 def check_one_of(what: str, value: str, choices: Iterable[str]) -> None:
-    """Raise `UsageError` if `value`, which is a `what`, is none of the choices."""
-    known = list(choices)
-    if value not in known:
-        raise UsageError(f"Unknown {what} '{value}'.", f"Choose one of {', '.join(known)}.")
+    """Raise `UsageError`, which calls `value` an unknown `what`, if it is not one of the choices."""
+    names = list(choices)
+    if value not in names:
+        raise UsageError(f"Unknown {what} '{value}'.", f"Choose one of {', '.join(names)}.")
 
 
 class SessionError(KveditError):
-    """The session is missing, damaged, or belongs to another model."""
+    """The session is missing, damaged, or was created with a different model."""
 
     exit_code = 3
     kind = "session"
@@ -61,7 +61,7 @@ class LockedError(SessionError):
 
 
 class ModelError(KveditError):
-    """The model is unavailable, or its architecture is not supported."""
+    """The model is unavailable or not supported."""
 
     exit_code = 4
     kind = "model"

@@ -1,4 +1,4 @@
-"""Names and defaults that a user can type. Imports nothing, so that every module may use them."""
+"""Names and defaults that a user can type. Imports nothing, so any module can import it."""
 
 from __future__ import annotations
 

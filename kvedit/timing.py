@@ -1,4 +1,4 @@
-"""Timings: the only clock, and the only place that waits for a device."""
+"""Timings. No other module reads a clock or waits for a device."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from datetime import UTC, datetime
 
 
 def clock() -> float:
-    """Seconds on a clock that never goes back."""
+    """Return seconds on a monotonic clock."""
     return time.perf_counter()
 
 
 def now() -> str:
-    """The date and time in UTC, as ISO 8601 to the microsecond; sorts as time does."""
+    """Return the time in UTC, as ISO 8601 with microseconds; the strings sort by time."""
     return iso(datetime.now(UTC))
 
 
 def iso(moment: datetime) -> str:
-    """Write a time in UTC as `now` does."""
+    """Format a time in UTC as `now` does."""
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def waiter(device: str) -> Callable[[], None]:
-    """Return what waits for a device of that type to have done all it was given."""
+    """Return a function that waits until a device of that type is idle."""
     import torch
 
     return {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(device, lambda: None)
@@ -33,11 +33,11 @@ def waiter(device: str) -> Callable[[], None]:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One step of the work.
+    """One step of a command.
 
     Attributes:
-        seconds: Time that it took, the device's work included.
-        tokens: Tokens that it handled; `None` where that has no meaning.
+        seconds: Duration, including work on the device.
+        tokens: Number of tokens processed; `None` if that has no meaning.
     """
 
     seconds: float
@@ -45,17 +45,17 @@ class Phase:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens a second, where both are known."""
+        """Tokens per second; `None` if unknown."""
         return self.tokens / self.seconds if self.tokens and self.seconds > 0 else None
 
 
 @dataclass(slots=True)
 class Timings:
-    """The phases of one command, in the order in which they ran.
+    """The phases of one command, in the order in which they first ran.
 
     Attributes:
-        synchronize: Waits until the device has done what it was given.
-        phases: What was measured so far.
+        synchronize: Waits until the device is idle.
+        phases: By name.
     """
 
     synchronize: Callable[[], None] = lambda: None
@@ -63,7 +63,7 @@ class Timings:
 
     @contextmanager
     def measure(self, name: str, tokens: int | None = None) -> Iterator[None]:
-        """Time a block as the phase `name`; a second block of that name adds to it."""
+        """Time a block as the phase `name`; several blocks with one name add up."""
         start = clock()
         try:
             yield
@@ -72,12 +72,12 @@ class Timings:
             self.add(name, clock() - start, tokens)
 
     def add(self, name: str, seconds: float, tokens: int | None = None) -> None:
-        """Add seconds, and tokens if any, to the phase `name`."""
+        """Add seconds and tokens to the phase `name`."""
         before = self.phases.get(name, Phase(0.0))
         both = (before.tokens, tokens)
         count = None if both == (None, None) else sum(part or 0 for part in both)
         self.phases[name] = Phase(before.seconds + seconds, count)
 
     def seconds(self, *names: str) -> float:
-        """Sum of the seconds of the named phases; of all of them without a name."""
+        """Return the total seconds of the named phases, or of all phases if none is named."""
         return sum(self.phases[name].seconds for name in names or self.phases if name in self.phases)

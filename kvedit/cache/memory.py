@@ -14,7 +14,9 @@ from kvedit.errors import KveditError
 if TYPE_CHECKING:
     import torch
 
-_REMEDY = "End other programs, use a shorter document or 16 bits (`load --dtype bfloat16`), or more memory."
+_REMEDY = (
+    "Close other programs, shorten the document, use 16-bit weights (`load --dtype bfloat16`), or add memory."
+)
 # For each version of control groups, the files for limit and usage, and the key of reclaimable file pages.
 _GROUPS = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
@@ -36,8 +38,8 @@ def check_memory(what: str, needed: int, device: torch.device) -> None:
     available = available_bytes(device)
     if available is not None and needed > available:
         raise KveditError(
-            f"{what} needs {_megabytes(needed)} of memory beside the model, "
-            f"and {_megabytes(available)} are available.",
+            f"{what} needs {_megabytes(needed)} of memory in addition to the model, "
+            f"but only {_megabytes(available)} is available.",
             _REMEDY,
         )
 
@@ -65,8 +67,8 @@ def allocating() -> Iterator[None]:
         names = ("MemoryError", "OutOfMemoryError")
         if type(error).__name__ not in names and "allocate memory" not in str(error):
             raise
-        said = (str(error).strip() or "the system gave none").splitlines()[0]
-        raise KveditError(f"There is not enough memory ({said[:160]}).", _REMEDY) from None
+        reason = (str(error).strip() or "an allocation failed").splitlines()[0]
+        raise KveditError(f"There is not enough memory ({reason[:160]}).", _REMEDY) from None
 
 
 def _of_system(root: Path) -> int | None:

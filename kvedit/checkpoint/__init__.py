@@ -1,1 +1,1 @@
-"""Checkpoints: found, converted, admitted and read. The only package that knows transformers."""
+"""Find, convert, admit and read checkpoints. Only this package imports transformers."""

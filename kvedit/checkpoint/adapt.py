@@ -1,7 +1,6 @@
-"""A network whose parts are the modules of transformers.
+"""Build a network whose parts are modules of transformers.
 
-The modules themselves are called, so that the hooks that accelerate puts on them bring inputs and weights to
-their devices.
+The parts call the modules, so that accelerate's hooks on them move inputs and weights to their devices.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from kvedit.model.network import Head, Joined, Layer, Network, Sizes
 
 
 def from_transformers(network: Any) -> Network:
-    """Return the parts of a causal language model that `check_layout` admitted.
+    """Return a network of the modules of a causal language model that `check_layout` admitted.
 
     Args:
-        network: The model of transformers, on its devices; the parts call its modules.
+        network: The transformers model, on its devices.
     """
     inner, config = network.model, network.config
     attention, rotary = inner.layers[0].self_attn, inner.rotary_emb

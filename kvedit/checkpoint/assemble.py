@@ -1,8 +1,8 @@
-"""A network of plain parts, built from a checkpoint's weights without transformers.
+"""Build a network of plain parts from a checkpoint's weights, without transformers.
 
-Importing transformers and building its modules takes longer than many an answer. Little of them is needed:
-linear layers, norms and an MLP. `kvedit.checkpoint.recipe` remembers which checkpoints plain parts
-reproduce bit for bit. On a CPU the linear layers are packed: see `kvedit.model.packed`.
+Importing transformers and building its modules can take longer than an answer, and all that is needed are
+linear layers, norms and an MLP. `kvedit.checkpoint.recipe` records which checkpoints plain parts reproduce
+bit for bit. On a CPU the linear layers are packed; see `kvedit.model.packed`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kvedit.store.tensorfile import map_file, release, tensors
 
 Weights = Callable[[str], "Tensor | None"]
 """Returns a weight by its name in the checkpoint, or `None` if the checkpoint lacks it."""
-_PREFIXES = ("model.", "lm_head.")  # some folders hold the weights twice, under other names
+_PREFIXES = ("model.", "lm_head.")  # some folders contain the weights again under other names
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 _AT_ONCE = 16
 
@@ -44,15 +44,15 @@ def assemble(
 ) -> Network:
     """Build a network of plain parts.
 
-    The embedding table stays as it is in its file, and the output layer is built when first used: a load
-    needs only the rows of the table that the document has, and no logits.
+    The embedding table keeps the dtype of its file, and the output layer is built on first use: a load needs
+    only the document's rows of the table, and no logits.
 
     Args:
         recipe: How the parts fit together.
         weights: Returns the weights.
-        dtype: Of everything that is computed; by default that of the embedding table.
-        pack: Pack the linear layers if this machine can, each as soon as it is read, so that few weights
-            are in memory twice.
+        dtype: Dtype of the computation; by default that of the embedding table.
+        pack: Pack the linear layers if this machine can; each is packed as soon as it is read, so that few
+            weights are in memory twice.
 
     Raises:
         ModelError: A weight is missing.
@@ -127,7 +127,7 @@ class _Parts:
 
 
 def _head(output: Linear, dtype: torch.dtype, packed: bool) -> list[Part]:
-    """Convert the output layer to `dtype`; packed, it is cut so that little of it is in memory twice."""
+    """Convert the output layer to `dtype`; if packed, in parts, so that little of it is in memory twice."""
     weight, bias = output.weight, output.bias
     if not packed:
         return [Linear(weight.to(dtype), bias)]
@@ -143,13 +143,13 @@ def _head(output: Linear, dtype: torch.dtype, packed: bool) -> list[Part]:
 def read_plain(
     directory: Path, recipe: Recipe, dtype: torch.dtype, device: torch.device, *, pack: bool = False
 ) -> Network:
-    """Read the weights in a directory; on a CPU, tables of the vocabulary are mapped from their files.
+    """Read the weights in a directory; on a CPU, vocabulary tables are mapped from their files.
 
     Args:
         directory: Folder with safetensors weights.
         recipe: How the parts fit together.
-        dtype: Of everything that is computed.
-        device: Of the weights.
+        dtype: Dtype of the computation.
+        device: Device of the weights.
         pack: As in `assemble`.
 
     Raises:
@@ -160,16 +160,16 @@ def read_plain(
     except (OSError, ValueError) as error:
         raise ModelError(
             f"The weights in {directory} cannot be read ({error}).",
-            "Download the model again, or remove the folder so that it is converted anew.",
+            "Download the model again, or remove the folder so that the model is converted again.",
         ) from None
     network = assemble(recipe, weights, dtype, pack=pack)
     del weights
-    trim()  # return the memory of what was read, and of plain weights that are packed now
+    trim()  # return the memory of weights that have been converted or packed
     return network
 
 
 class _Weights:
-    """Returns the weights in a directory by name: vocabulary tables as they are mapped, others converted."""
+    """Returns the weights in a directory by name: mapped vocabulary tables, and copies of the others."""
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device

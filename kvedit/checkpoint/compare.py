@@ -1,7 +1,7 @@
-"""The comparison with the stock forward pass of transformers, which catches what no field says.
+"""Compare kvedit with the stock forward pass of transformers, to catch what the configuration does not show.
 
-A checkpoint that passes may then be opened without transformers: if plain parts give the same numbers, their
-recipe is kept.
+If plain parts give the same numbers for a checkpoint that passes, their recipe is kept, and the checkpoint is
+opened without transformers from then on.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from kvedit.tokens.prompt import Prompt
 
 ROWS = 24
 _ACTIVATIONS = {True: "silu", False: "relu2"}  # of an MLP with a gate, and of one without
-_PAST = 8  # rows of the first of the two walks, so that the second one reads a cache
+_PAST = 8  # rows of the first of two walks, so that the second one reads a cache
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """How far kvedit's walk is from the stock forward pass, on a few ids.
+    """Differences between kvedit's walk and the stock forward pass, on a few ids.
 
     Attributes:
-        forward: Largest difference of two logits, in standard deviations of the stock ones.
-        far: The same, with the stock pass at the end of the context: RoPE knows distances alone,
-            so a difference means that something else depends on the position.
-        limit: What rounding may come to, for both.
-        rotation: Largest difference of two rotated keys, in parts of the largest number in them.
-        rotation_limit: Of it: none on a CPU, where a rotation is bit for bit the network's own.
+        forward: Largest difference between logits, in standard deviations of the stock logits.
+        far: The same, with the stock pass at the end of the context. RoPE depends only on distances, so a
+            difference means that something else depends on the position.
+        limit: Limit for `forward` and `far`, which allows for rounding.
+        rotation: Largest difference between rotated keys, relative to the largest number in them.
+        rotation_limit: Limit for `rotation`: 0 on a CPU, where rotations are bit-identical.
     """
 
     forward: float
@@ -50,28 +50,27 @@ class Likeness:
     rotation_limit: float
 
     def check(self) -> None:
-        """Raise `ModelError` where a difference is more than rounding."""
+        """Raise `ModelError` if a difference exceeds its limit."""
         if not self.forward <= self.limit:
             raise ModelError(
-                "This model is not supported: its own forward pass differs from kvedit's by "
+                "This model is not supported: kvedit's logits differ from its own forward pass by "
                 f"{self.forward:.3g} standard deviations.",
                 REMEDY,
             )
         if not self.far <= self.limit:
             raise ModelError(
-                "This model is not supported: at the end of its context its own forward pass differs by "
-                f"{self.far:.3g} standard deviations, so more than RoPE depends on the position.",
+                "This model is not supported: its forward pass differs by "
+                f"{self.far:.3g} standard deviations at the end of the context, so something other than "
+                "RoPE depends on the position.",
                 REMEDY,
             )
         if not self.rotation <= self.rotation_limit:
-            raise ModelError(
-                "This model is not supported: it does not rotate its keys as kvedit does.", REMEDY
-            )
+            raise ModelError("This model is not supported: it rotates keys differently from kvedit.", REMEDY)
 
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """A checkpoint as transformers reads it.
+    """A checkpoint read by transformers.
 
     Attributes:
         model: A model whose parts are the modules of `network`.
@@ -82,16 +81,16 @@ class Stock:
     network: Any
 
     def compare(self) -> Likeness:
-        """Compare the model's walk with the network's own forward pass.
+        """Compare the model's walk with the network's forward pass.
 
         Raises:
-            ModelError: The layers cannot be walked.
+            ModelError: kvedit cannot run the layers.
         """
         try:
             return self._compare()
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             raise ModelError(
-                f"This model is not supported: its layers cannot be walked ({error}).", REMEDY
+                f"This model is not supported: its layers cannot be run by kvedit ({error}).", REMEDY
             ) from None
 
     @torch.no_grad()
@@ -128,7 +127,7 @@ class Stock:
 
 
 def _probe(model: Model) -> Tensor:
-    """Return the ids that comparisons walk, `int64 [ROWS]`."""
+    """Return the ids for comparisons, `int64 [ROWS]`."""
     return torch.arange(ROWS, device=model.device) * 7 % model.vocabulary
 
 
@@ -138,7 +137,7 @@ def _limit(model: Model) -> float:
 
 
 def _distance(own: Tensor, logits: Tensor) -> float:
-    """Return the largest difference of two logits, `[N, vocabulary]`, in the latter's standard deviations."""
+    """Return the largest difference of logits `[N, vocabulary]`, in standard deviations of the second."""
     stock = logits.float().to(own.device)
     return float((own - stock).abs().max()) / max(float(stock.std()), 1e-6)
 
@@ -154,9 +153,9 @@ def _rotation(model: Model, raw: list[Tensor], cached: list[Tensor]) -> float:
 
 
 def remember(stock: Stock) -> None:
-    """Keep the recipe of an admitted checkpoint, if plain parts give the same numbers.
+    """Keep the recipe of an admitted checkpoint if plain parts give the same numbers.
 
-    If they do not, that is remembered too, so that later openings do not compare plain parts again.
+    If they do not, that is recorded too, so that later openings do not compare again.
     """
     model = stock.model
     checked = f"{model.dtype_name} {model.device.type}"
@@ -165,7 +164,7 @@ def remember(stock: Stock) -> None:
     plain = _describe(stock)
     if plain is None:
         return
-    with suppress(ModelError):  # names that only transformers knows how to read
+    with suppress(ModelError):  # weights with names that only transformers can map
         if _same(model, plain):
             recipe.keep(model.directory, plain, model.tokenizer.serialized, checked)
             return
@@ -173,7 +172,7 @@ def remember(stock: Stock) -> None:
 
 
 def _describe(stock: Stock) -> Recipe | None:
-    """Describe a network of plain parts; `None` if its modules show that it has others."""
+    """Return the recipe of a network; `None` if its modules show that plain parts do not suffice."""
     model, inner = stock.model, stock.network.model
     norms = {_norm(module) for module in inner.modules() if "norm" in type(module).__name__.lower()}
     norm = norms.pop() if len(norms) == 1 else None
@@ -192,7 +191,7 @@ def _describe(stock: Stock) -> Recipe | None:
 
 
 def _norm(module: Any) -> Norm | None:
-    """Find the norm that gives the numbers of a module on random states; `None` if none does."""
+    """Return the norm that equals a module on random states; `None` if none does."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if weight is None or weight.is_meta or epsilon is None:
@@ -206,7 +205,7 @@ def _norm(module: Any) -> Norm | None:
 
 
 def _prompt(model: Model) -> Prompt | None:
-    """Return the layout of the prompt, unless that fails or depends on the day."""
+    """Return the layout of the prompt; `None` if that fails or depends on the date."""
     paths = [model.directory / name for name in ("chat_template.jinja", "tokenizer_config.json")]
     with suppress(ModelError, OSError):
         if not any(path.is_file() and b"strftime_now" in path.read_bytes() for path in paths):
@@ -216,10 +215,10 @@ def _prompt(model: Model) -> Prompt | None:
 
 @torch.no_grad()
 def _same(model: Model, plain: Recipe) -> bool:
-    """Whether plain parts give the model's numbers bit for bit, and packed ones up to rounding.
+    """Return whether plain parts equal the model bit for bit, and packed ones up to rounding.
 
     Raises:
-        ModelError: The weights have other names than the recipe's.
+        ModelError: The weights do not have the names that plain parts expect.
     """
 
     def logits(network: Network) -> Tensor:

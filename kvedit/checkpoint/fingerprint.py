@@ -1,4 +1,4 @@
-"""What tells a model from another: checksums of its parts, by content."""
+"""Fingerprints of models: checksums of their parts by content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TENSOR_BYTES = 1 << 10
 
 
 def of_text(tokenizer: Tokenizer, chat_template: str | None) -> dict[str, str]:
-    """Give SHA-256 of tokenizer and chat template, by the name of the part."""
+    """Return the SHA-256 of tokenizer and chat template, by name of the part."""
     return {
         "tokenizer": tokenizer.fingerprint,
         "chat_template": hashlib.sha256((chat_template or "").encode()).hexdigest(),
@@ -25,13 +25,13 @@ def of_text(tokenizer: Tokenizer, chat_template: str | None) -> dict[str, str]:
 
 
 def of_files(directory: Path) -> dict[str, str]:
-    """Give SHA-256 of configuration and weights, by the name of the part.
+    """Return the SHA-256 of configuration and weights, by name of the part.
 
-    The weights are known by the size of each file and by its first, middle and last 64 KiB; and,
-    so that a change of a few tensors is seen, by the same three places of each tensor, 1 KiB each.
+    Weights are sampled: the size and the first, middle and last 64 KiB of each file and, to detect a change
+    of a few tensors, the size and the first, middle and last 1 KiB of each tensor.
 
     Raises:
-        ModelError: A file of weights is damaged.
+        ModelError: A weights file is damaged.
     """
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     for name in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
@@ -51,7 +51,7 @@ def of_files(directory: Path) -> dict[str, str]:
 
 
 def add_samples(checksum: Any, file: BinaryIO, start: int, stop: int, size: int) -> None:
-    """Add up to `size` bytes from the beginning, the middle and the end of a part of a file to a checksum."""
+    """Add up to `size` bytes each from the start, middle and end of a byte range of a file to a checksum."""
     for offset in (start, (start + stop) // 2, max(start, stop - size)):
         file.seek(offset)
         checksum.update(file.read(min(size, stop - offset)))

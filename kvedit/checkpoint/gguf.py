@@ -1,6 +1,6 @@
-"""Convert a GGUF checkpoint once into a folder of safetensors, float16.
+"""Convert a GGUF checkpoint to a folder with float16 safetensors.
 
-Loads transformers only when a file is converted.
+transformers is imported only when a file is converted.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 from kvedit.errors import ModelError
 from kvedit.store.files import make_folder, writing
 
-# How a byte-level vocabulary splits a text before it merges bytes, by `tokenizer.ggml.pre` (the names
-# are llama.cpp's, in llama-vocab). transformers knows some splits itself; GPT-2's is what it falls
-# back to, so it is right for the first of these, and for the second once digits are split apart.
+# Values of `tokenizer.ggml.pre`, which names how a byte-level tokenizer splits text before merging bytes (see
+# llama-vocab in llama.cpp). transformers supports some splits and uses GPT-2's for all others. That is right
+# for the first set, and for the second one once digits are split into single digits.
 _GPT2_SPLIT = frozenset({"gpt-2", "mpt", "olmo", "jais", "roberta-bpe"})
 _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
-# Their vocabularies hold words that no merges lead to, and which are taken whole; and BOS begins a
-# text, also where an older file does not say so (`tokenizer.ggml.add_bos_token`).
+# These vocabularies have words that merges cannot produce and that are matched as a whole. Their text starts
+# with BOS, even if an older file lacks `tokenizer.ggml.add_bos_token`.
 _WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"})
 
 
 def convert_gguf(source: Path, target: Path) -> None:
-    """Convert `source` into the folder `target`, which appears whole or not at all.
+    """Convert `source` to the folder `target`, which is created atomically.
 
     Raises:
-        ModelError: The file is damaged, or of an architecture that transformers cannot read.
+        ModelError: The file is damaged, or transformers cannot read its architecture.
     """
     from transformers import logging
 
@@ -43,12 +43,12 @@ def convert_gguf(source: Path, target: Path) -> None:
     except ModelError:
         raise
     except Exception as error:
-        # The GGUF reader raises whatever the damaged bytes lead it to.
+        # On damaged data, the GGUF reader can raise anything.
         from kvedit.checkpoint.read import brief
 
         raise ModelError(
             f"{source} cannot be converted ({brief(error)}).",
-            "Check that the download is complete, or name the model's original folder.",
+            "Check that the download is complete, or give the model's original folder.",
         ) from None
     make_folder(target.parent)
     with writing(target):
@@ -67,10 +67,10 @@ def convert_gguf(source: Path, target: Path) -> None:
 
 
 def _read_metadata(source: Path) -> tuple[str | None, Any, Any]:
-    """Read what a file says beside its weights: the name of its split, configuration, tokenizer.
+    """Read the name of a file's split (see above), its configuration and its tokenizer.
 
     Raises:
-        ModelError: It is not supported, or its ids would be wrong.
+        ModelError: The model is not supported, or its ids would be wrong.
     """
     from transformers import AutoConfig, AutoTokenizer
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
@@ -82,12 +82,12 @@ def _read_metadata(source: Path) -> tuple[str | None, Any, Any]:
     metadata, _ = read_gguf_metadata(str(source))
     byte_level = metadata.get("tokenizer.ggml.model") == "gpt2"
     pre = metadata.get("tokenizer.ggml.pre") if byte_level else None
-    known = _GPT2_SPLIT | _DIGITS_APART | _WHOLE_WORDS | GGUF_PRE_TOKENIZER_SPLITS.keys()
-    if byte_level and pre not in known:
+    supported = _GPT2_SPLIT | _DIGITS_APART | _WHOLE_WORDS | GGUF_PRE_TOKENIZER_SPLITS.keys()
+    if byte_level and pre not in supported:
         raise ModelError(
-            f"{source} is not supported: its `tokenizer.ggml.pre` is {pre!r}, a split of text that is not "
-            "known here, so its tokens would be wrong.",
-            "Name the model's original folder or hub id.",
+            f"{source} is not supported: its `tokenizer.ggml.pre` is {pre!r}, which is unknown, so tokens "
+            "would be wrong.",
+            "Give the model's original folder or hub id.",
         )
     local = {"gguf_file": source.name, "local_files_only": True, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(source.parent, **local)
@@ -99,7 +99,7 @@ def _read_metadata(source: Path) -> tuple[str | None, Any, Any]:
 
 
 def _read_network(source: Path, config: Any) -> Any:
-    """Read the dequantised weights in float16, or in float32 where one of them does not fit.
+    """Read the dequantized weights in float16, or in float32 if one of them overflows.
 
     Raises:
         ModelError: A tensor is missing.
@@ -110,8 +110,8 @@ def _read_network(source: Path, config: Any) -> Any:
     from kvedit.checkpoint.read import check_whole
 
     for dtype in (torch.float16, torch.float32):
-        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar cannot be turned off
-            network, found = AutoModelForCausalLM.from_pretrained(
+        with contextlib.redirect_stderr(io.StringIO()):  # hide a progress bar that has no option
+            network, loading_info = AutoModelForCausalLM.from_pretrained(
                 source.parent,
                 config=config,
                 gguf_file=source.name,
@@ -121,14 +121,14 @@ def _read_network(source: Path, config: Any) -> Any:
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-        check_whole(found, source)
+        check_whole(loading_info, source)
         if all(bool(weights.isfinite().all()) for weights in network.parameters()):
             break
     return network
 
 
 def _complete_tokenizer(path: Path, pre: str | None) -> None:
-    """Give a converted tokenizer what transformers leaves out of a byte-level one."""
+    """Add what transformers omits when it converts a byte-level tokenizer."""
     serialized = json.loads(path.read_text(encoding="utf-8"))
     if pre in _DIGITS_APART:
         digits = {"type": "Digits", "individual_digits": True}

@@ -1,4 +1,4 @@
-"""Open a checkpoint: with transformers the first time, without it once plain parts gave the same numbers."""
+"""Open a checkpoint: with transformers the first time, later without it if plain parts are equal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_model(directory: Path, *, device: str = "auto", dtype: str = "auto") ->
 
 
 def open_stock(directory: Path, *, device: str = "auto", dtype: str = "auto") -> Stock:
-    """Read the checkpoint in a directory with transformers, and compare nothing.
+    """Read the checkpoint in a directory with transformers, without the comparison.
 
     Args:
         directory, device, dtype: As in `open_model`.
@@ -95,7 +95,7 @@ def _reopen(directory: Path, dtype: str, device: torch.device) -> Model | None:
 
 
 def _layout(directory: Path, kept: Prompt | None, system: str | None) -> Prompt:
-    """Lay the prompt out with the checkpoint's chat template; `kept` is the layout without a system text."""
+    """Return the layout of the prompt; `kept` is that without a system text, if it is known."""
     if kept is not None and not system:
         return kept
     from kvedit.checkpoint.read import read_tokenizer
@@ -105,18 +105,18 @@ def _layout(directory: Path, kept: Prompt | None, system: str | None) -> Prompt:
 
 
 def _target(device: str, dtype: str) -> tuple[torch.device, str]:
-    """Return the device to open a model on, the first one of a map, and the name of its dtype."""
+    """Return the device to open a model on, which is the first one of a map, and the name of the dtype."""
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if device in ("auto", "map"):
         device = next(name for name in ("cuda", "mps", "cpu") if available[name])
     if not available[device]:
-        raise ModelError(f"There is no {device} device here.", "Use --device cpu, or auto.")
-    rule = "float32" if device == "cpu" else "bfloat16"
-    return torch.device(device), rule if dtype == "auto" else dtype
+        raise ModelError(f"This machine has no {device} device.", "Use --device cpu or auto.")
+    default = "float32" if device == "cpu" else "bfloat16"
+    return torch.device(device), default if dtype == "auto" else dtype
 
 
 def _stop_ids(network: Any, template: Any) -> frozenset[int]:
-    """Collect the ids that end an answer from every place where checkpoints name them."""
+    """Collect the ids that end an answer from all files that can name them."""
     ids: set[int] = set()
     generation = getattr(network, "generation_config", None)
     for source in (generation, network.config, template):

@@ -1,4 +1,4 @@
-"""Read a checkpoint that is admitted, with transformers: its network and its tokenizer."""
+"""Read the network and the tokenizer of a checkpoint with transformers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 def read_network(
     directory: Path, dtype: torch.dtype, device: torch.device, device_map: str | dict[str, Any] | None = None
 ) -> Any:
-    """Read the causal language model in `directory`, refusing it before its weights are read.
+    """Read the causal language model in `directory`; check that it is supported before reading weights.
 
     Args:
         directory: Folder with config.json and safetensors weights.
-        dtype: Of its weights.
-        device: Of its weights, if there is no map.
-        device_map: `auto`, or a device for each module. Hooks of accelerate then bring inputs, and weights
-            that wait in the CPU's memory, to each module's device.
+        dtype: Dtype of the weights.
+        device: Device of the weights if there is no map.
+        device_map: `auto`, or a device for each module. accelerate's hooks then move inputs, and weights
+            offloaded to CPU memory, to each module's device.
 
     Raises:
-        ModelError: Unsupported, incomplete, damaged or too large.
+        ModelError: The model is unsupported, incomplete, damaged or too large.
     """
     transformers.logging.set_verbosity_error()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
@@ -41,7 +41,7 @@ def read_network(
     check_layout(outline(config))
     _check_files(directory)
     try:
-        network, found = AutoModelForCausalLM.from_pretrained(
+        network, loading_info = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=dtype,
             local_files_only=True,
@@ -52,18 +52,18 @@ def read_network(
             output_loading_info=True,
         )
     except Exception as error:
-        # Damaged shards surface as whatever the reader of the day raises; all mean one thing.
+        # The exception for a damaged file depends on the reader and its version.
         raise ModelError(
             f"The weights in {directory} cannot be read ({brief(error)}).",
-            "Download the model again, or remove the folder so that it is converted anew.",
+            "Download the model again, or remove the folder so that the model is converted again.",
         ) from None
-    check_whole(found, directory)
+    check_whole(loading_info, directory)
     if device_map is None:
         network.to(device)
     elif "disk" in getattr(network, "hf_device_map", {}).values() or network.device.type == "meta":
         raise ModelError(
-            "This model does not fit: it would have to leave layers on the disk, or its embeddings "
-            "outside the first device.",
+            "This model does not fit in memory: layers would stay on disk, or the embeddings would not be "
+            "on the first device.",
             "Choose a smaller model, a smaller --dtype, or a machine with more memory.",
         )
     return network.eval().requires_grad_(False)
@@ -73,10 +73,10 @@ def _check_files(directory: Path) -> None:
     """Refuse a folder without safetensors weights."""
     if not any(directory.glob("*.safetensors")):
         pickled = any(path for pattern in _PICKLES for path in directory.glob(pattern))
-        why = " but pickles, which can run code when they are read" if pickled else ""
+        why = ", only pickle files, which can run code when they are read" if pickled else ""
         raise ModelError(
-            f"{directory} holds no weights (*.safetensors){why}.",
-            "Download the whole model, or convert its weights to safetensors.",
+            f"{directory} has no safetensors weights{why}.",
+            "Download the complete model, or convert its weights to safetensors.",
         )
 
 
@@ -84,15 +84,15 @@ def _read_config(directory: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        # A wrong type, an unknown kind, code of its own, no JSON: each raises something else.
+        # A wrong type, an unknown model type, custom code, invalid JSON: each raises a different class.
         raise ModelError(
-            f"{directory} holds no model configuration that can be read ({brief(error)}).",
+            f"{directory} has no readable model configuration ({brief(error)}).",
             "Give a folder with config.json, safetensors weights and tokenizer.json.",
         ) from None
 
 
 def outline(config: Any) -> nn.Module:
-    """Build the network without weights, so that it can be looked at before they are read.
+    """Build the network on the meta device, to inspect it before its weights are read.
 
     Raises:
         ModelError: It cannot be built.
@@ -109,41 +109,41 @@ def outline(config: Any) -> nn.Module:
     return network
 
 
-def check_whole(found: dict[str, Any], source: Path) -> None:
-    """Refuse weights that lack a tensor: transformers would put random numbers in its place.
+def check_whole(loading_info: dict[str, Any], source: Path) -> None:
+    """Refuse weights that lack a tensor, which transformers would fill with random numbers.
 
     Args:
-        found: What transformers says that it loaded.
-        source: Where from.
+        loading_info: Returned by transformers when it loads weights.
+        source: Folder or file of the weights.
 
     Raises:
-        ModelError: Names a tensor.
+        ModelError: A tensor is missing.
     """
-    missing = sorted(found["missing_keys"])
+    missing = sorted(loading_info["missing_keys"])
     if missing:
         raise ModelError(
-            f"The weights in {source} are not whole: {len(missing)} tensors are missing, "
+            f"The weights in {source} are incomplete: {len(missing)} tensors are missing, "
             f"such as `{missing[0]}`.",
-            "Download the model again, or remove the folder so that it is converted anew.",
+            "Download the model again, or remove the folder so that the model is converted again.",
         )
 
 
 def read_tokenizer(directory: Path) -> tuple[Tokenizer, Any]:
-    """Read the tokenizer in `directory`; give kvedit's own and the transformers one.
+    """Read the tokenizer in `directory`; return kvedit's and the transformers tokenizer.
 
     Raises:
-        ModelError: There is none that can be read, or it has no fast form.
+        ModelError: There is no readable tokenizer, or it has no fast version.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         return Tokenizer(tokenizer.backend_tokenizer.to_str()), tokenizer
     except Exception as error:
         raise ModelError(
-            f"{directory} holds no tokenizer that can be read ({brief(error)}).",
-            "Download the whole model with its tokenizer.json.",
+            f"{directory} has no readable tokenizer ({brief(error)}).",
+            "Download the complete model, including tokenizer.json.",
         ) from None
 
 
 def brief(error: Exception) -> str:
-    """Give the kind of an error and the beginning of what it says, on one line, for a message."""
+    """Return the class and the start of the text of an error on one line, for a message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:160].rstrip(".: ")

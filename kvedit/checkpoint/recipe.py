@@ -1,9 +1,9 @@
-"""Recipes: how plain parts make up a checkpoint's network, remembered to open it without transformers.
+"""Recipes: how to build a checkpoint's network of plain parts, so that it opens without transformers.
 
-transformers reads and admits a checkpoint. If a network of the plain parts in `kvedit.model.network` then
-gives the same numbers, bit for bit, its recipe is kept in the user's cache folder, under a checksum of
-everything that it follows from: the checkpoint's small files, the headers of its weights, and the versions
-of kvedit and its libraries. If any of them changes, transformers reads the checkpoint again.
+The first time, transformers reads the checkpoint. If a network of the plain parts in `kvedit.model.network`
+gives the same numbers, bit for bit, its recipe is kept in the user's cache folder. Its key is a checksum of
+everything that it depends on: the checkpoint's small files, the headers of its weights, and the versions of
+kvedit and its libraries. If any of them changes, transformers reads the checkpoint again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Norm:
     """How every norm of a network works.
 
     Attributes:
-        centred: Whether it subtracts the mean, as a layer norm does, or is a root mean square norm.
+        centred: Whether it is a layer norm, which subtracts the mean, or a root mean square norm.
         offset: Added to the stored weight.
         epsilon: Added to the mean square.
     """
@@ -57,12 +57,12 @@ class Recipe:
     Attributes:
         sizes: The numbers that describe the network.
         norm: How its norms work.
-        head_norms: Whether queries and keys are normalised.
+        head_norms: Whether queries and keys are normalized.
         gated: Whether the MLP is gated with SiLU; otherwise it has a squared ReLU.
         stop_ids: Ids that end an answer.
-        parts: Fingerprints of what transformers made of the small files.
+        parts: Fingerprints of the tokenizer and the chat template as transformers read them.
         prompt: The layout without a system text; `None` if it must be computed each time.
-        checked: Dtype and kind of device of each comparison that it passed, such as `float32 cpu`.
+        checked: Dtype and device type of each comparison that it passed, such as `float32 cpu`.
     """
 
     sizes: Sizes
@@ -81,11 +81,11 @@ def folder() -> Path:
 
 
 def find(directory: Path) -> tuple[Recipe, str] | None:
-    """Find the recipe of a checkpoint, and its tokenizer's JSON; `None` where none is kept."""
+    """Return the recipe of a checkpoint and its tokenizer's JSON; `None` if no valid one is kept."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        place = folder() / key(directory)
-        kept = json.loads((place / "recipe.json").read_bytes())
-        tokenizer = (place / "tokenizer.json").read_text(encoding="utf-8")
+        recipe_folder = folder() / key(directory)
+        kept = json.loads((recipe_folder / "recipe.json").read_bytes())
+        tokenizer = (recipe_folder / "tokenizer.json").read_text(encoding="utf-8")
         if hashlib.sha256(tokenizer.encode()).hexdigest() != kept["parts"]["tokenizer"]:
             return None
         frequencies = tuple(kept["sizes"].pop("inverse_frequencies"))
@@ -101,23 +101,23 @@ def find(directory: Path) -> tuple[Recipe, str] | None:
 
 
 def keep(directory: Path, recipe: Recipe, tokenizer: str, checked: str) -> None:
-    """Keep a recipe; a cache folder that cannot be written only costs time."""
+    """Keep a recipe; an unwritable cache folder is not an error and only costs time."""
     with suppress(OSError, KveditError):
         before = find(directory)
         passed = {*(before[0].checked if before else ()), checked}
-        place = folder() / key(directory)
-        make_folder(place)
-        replace_file(place / "tokenizer.json", tokenizer.encode())
+        recipe_folder = folder() / key(directory)
+        make_folder(recipe_folder)
+        replace_file(recipe_folder / "tokenizer.json", tokenizer.encode())
         kept = asdict(replace(recipe, checked=tuple(sorted(passed))))
-        replace_file(place / "recipe.json", json.dumps(kept).encode())
+        replace_file(recipe_folder / "recipe.json", json.dumps(kept).encode())
 
 
 def refuse(directory: Path, checked: str) -> None:
-    """Remember that plain parts give other numbers than a checkpoint's own network.
+    """Record that plain parts do not give the numbers of a checkpoint's own network.
 
     Args:
-        directory: Where the checkpoint is.
-        checked: Dtype and kind of device of the comparison, such as `float32 cpu`.
+        directory: Folder of the checkpoint.
+        checked: Dtype and device type of the comparison, such as `float32 cpu`.
     """
     with suppress(OSError, KveditError):
         checkpoint_folder = folder() / key(directory)
@@ -126,7 +126,7 @@ def refuse(directory: Path, checked: str) -> None:
 
 
 def refused(directory: Path, checked: str) -> bool:
-    """Report whether that comparison of plain parts has failed before; `checked` is as in `refuse`."""
+    """Return whether this comparison of plain parts has failed before; `checked` is as in `refuse`."""
     with suppress(OSError):
         return (folder() / key(directory) / _refusal(checked)).is_file()
     return False
@@ -137,7 +137,7 @@ def _refusal(checked: str) -> str:
 
 
 def key(directory: Path) -> str:
-    """Return a checksum of everything that a recipe follows from.
+    """Return a checksum of everything that a recipe depends on.
 
     Raises:
         OSError: A file cannot be read.

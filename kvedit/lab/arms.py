@@ -51,7 +51,7 @@ class Arm:
         found = _FORM.fullmatch(name)
         if found is None:
             raise UsageError(
-                f"'{name}' is no arm.",
+                f"'{name}' is not an arm.",
                 f"Write POLICY@BUDGET such as sur@2%, POLICY/SUPPORT@BUDGET, or one of {', '.join(ENDS)}.",
             )
         if found["support"] is not None:

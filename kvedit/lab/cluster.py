@@ -69,8 +69,8 @@ class Worker:
         )
         if different:
             return Refused(
-                f"A Ray worker has another {', '.join(different)} than this machine.",
-                "Install the same versions and the same model there.",
+                f"A Ray worker differs from this machine in {', '.join(different)}.",
+                "Install the same versions and the same model on the worker.",
             )
         return {}
 
@@ -124,7 +124,7 @@ def distribute(
     """
     if model.spread:
         raise UsageError(
-            "A model that is spread over devices cannot go to Ray.", "Leave out --ray, or --device map."
+            "A model spread over several devices cannot run on Ray.", "Leave out --ray or --device map."
         )
     cases = list(cases)
     outcomes: Outcomes = {record["case"]: record for record in run.records()}
@@ -154,7 +154,7 @@ def check_address(address: str) -> None:
         UsageError: The address is not valid, or ray is not installed.
     """
     if address != "auto" and not _LOCAL.fullmatch(address) and not _REMOTE.fullmatch(address):
-        raise UsageError(f"--ray cannot be '{address}'.", "Write local:2, auto, or HOST:PORT.")
+        raise UsageError(f"'{address}' is not valid for --ray.", "Write local:2, auto, or HOST:PORT.")
     _import_ray()
 
 
@@ -166,7 +166,9 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise UsageError("--ray needs Ray, which is not installed.", "pip install 'kvedit[ray]'") from None
+        raise UsageError(
+            "--ray needs Ray, which is not installed.", "Run `pip install 'kvedit[ray]'`."
+        ) from None
     return ray
 
 
@@ -220,7 +222,7 @@ def _connected(address: str) -> Iterator[Any]:
         first = str(error).split("\n")[0].rstrip(".")
         raise UsageError(
             f"Ray cannot be reached at {address} ({first}).",
-            "Start it with `ray start --head`, set RAY_AUTH_TOKEN if it wants one, or use --ray local:2.",
+            "Start it with `ray start --head`, set RAY_AUTH_TOKEN if it needs one, or use --ray local:2.",
         ) from None
     try:
         yield ray
@@ -239,11 +241,12 @@ def _shares(ray: Any, address: str, device: str) -> tuple[int, int, int]:
         wanted = int(match[1] or LOCAL_WORKERS)
         if gpus and number < wanted:
             raise UsageError(
-                f"{wanted} Ray workers need a GPU each, and {number} are here.", f"Use --ray local:{number}."
+                f"{wanted} Ray workers need a GPU each, but this machine has {number}.",
+                f"Use --ray local:{number}.",
             )
         return wanted, _threads(wanted), gpus
     if not nodes:
-        raise UsageError(f"The Ray cluster at {address} has no {kind}.", "Choose another with --device.")
+        raise UsageError(f"The Ray cluster at {address} has no {kind}.", "Choose another --device.")
     shares = (int(node.get("CPU", 0)) // count for node, count in zip(nodes, places, strict=True))
     return number, max(1, min(shares)), gpus
 
@@ -258,8 +261,8 @@ def _fetch(ray: Any, task: Any) -> Any:
         found = ray.get(task)
     except ray.exceptions.RayActorError as error:
         raise KveditError(
-            f"A Ray worker ended before its cases were done ({str(error).splitlines()[0].rstrip('.')}).",
-            "Give the same command again to go on; Ray's logs may say why.",
+            f"A Ray worker died before its cases were done ({str(error).splitlines()[0].rstrip('.')}).",
+            "Run the same command again to continue; Ray's logs may show the cause.",
         ) from None
     if isinstance(found, Refused):
         raise KveditError(found.fact, found.remedy)

@@ -48,12 +48,12 @@ def read(path: str | Path) -> list[Question]:
             if line.strip():
                 questions.append(_at(f"{path}, line {number}", _line, _parse(line, path, number)))
     if not questions:
-        raise UsageError(f"{path} holds no question.", "Give a file of questions with their passages.")
+        raise UsageError(f"{path} contains no questions.", "Give a file of questions with their passages.")
     seen: set[str] = set()
     # MuSiQue-Full has each question again without its evidence; such a twin gives no case.
     for question in (question for question in questions if question.flaw is None):
         if question.name in seen:
-            raise UsageError(f"{path} has the question {question.id} twice.", "Give each id once.")
+            raise UsageError(f"{path} contains the question {question.id} twice.", "Use each id once.")
         seen.add(question.name)
     return questions
 
@@ -63,8 +63,8 @@ def _parse(text: str, path: str | Path, line: int | None = None) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(
-            f"{path}, line {line or error.lineno}: no JSON: {error.msg}, column {error.colno}.",
-            "Give the file as its data set has it: a JSON list, or one object a line.",
+            f"{path}, line {line or error.lineno}: invalid JSON: {error.msg}, column {error.colno}.",
+            "Give the file in its data set's format: a JSON list, or one object per line.",
         ) from None
 
 
@@ -151,7 +151,7 @@ def _hotpot(record: Any) -> Question:
             name, *lines = strings([title, *sentences], "a passage of 'context'")
             parts.append((name, " ".join(lines), name in gold))
     except (TypeError, ValueError):
-        raise WrongRecord("'supporting_facts' or 'context' is no list of pairs") from None
+        raise WrongRecord("'supporting_facts' or 'context' is not a list of pairs") from None
     return question_of(
         take(record, "_id", str),
         "2wikimultihopqa" if "evidences" in record else "hotpotqa",

@@ -34,7 +34,7 @@ def precision(model: Model, cases: Iterable[Case], arms: Sequence[Arm], *, seed:
     """
     for arm in arms:
         if arm.policy is None or policy_class(arm.policy).reads_cache:
-            raise UsageError(f"{arm.name} selects nothing without a forward pass.", "Leave it out.")
+            raise UsageError(f"{arm.name} needs a forward pass to select rows.", "Leave it out.")
     for case in cases:
         staged = Staged.of(model, case)
         if not staged.gold.any():

@@ -81,7 +81,8 @@ def spread(suffix: IntArray, rows: int, count: int) -> IntArray:
     free = len(suffix) - rows
     if not 1 <= count <= rows or free < (count if count > 1 else 0):
         raise UsageError(
-            f"{rows} rows cannot be cut into {count} runs among {len(suffix)}.", "Use fewer runs, or rows."
+            f"{rows} rows cannot be divided into {count} runs among {len(suffix)} rows.",
+            "Use fewer runs or fewer rows.",
         )
     lengths = np.full(count, rows // count) + (np.arange(count) < rows % count)
     gaps = free * (2 * np.arange(count) + 1) // (2 * count)

@@ -29,7 +29,7 @@ class Haystack:
         if len(self.sentences) < 40:
             raise UsageError(
                 f"The haystack has {len(self.sentences)} sentences; at least 40 are needed.",
-                "Name a longer text with --haystack, or leave it out for the built-in one.",
+                "Give a longer text with --haystack, or leave it out to use the built-in one.",
             )
 
     def cut(self, random: np.random.Generator, split: str, tokens: int) -> list[str]:

@@ -42,7 +42,7 @@ def unfit(question: Question) -> str | None:
     """Return why a question gives no location cases, or `None` if it does; independent of the seed."""
     reason = unfit_for_placement(question)
     if reason is None and _groups(question, seed=0) is None:
-        return "no distractors are as long as its evidence and leave a filler"
+        return "no distractors match the length of its evidence and leave a filler"
     return reason
 
 

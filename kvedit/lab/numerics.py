@@ -96,8 +96,8 @@ def numerics(
     """
     if len(paths) < 2 or not len(question_ids) or any(path.chunk < 1 for path in paths):
         raise UsageError(
-            "Numerics compares at least two paths, on a question, in chunks of at least one row.",
-            "Give more paths, or a question.",
+            "Numerics needs at least two paths, a question, and chunks of at least one row.",
+            "Give more paths, a question, or larger chunks.",
         )
     check_context(len(ids), len(question_ids) + ANSWER_TOKENS, "question and answer", model.context_length)
     reference = _replay(model, ids, question_ids, paths[0])

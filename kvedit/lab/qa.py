@@ -43,13 +43,13 @@ def unfit(question: Question) -> str | None:
     if question.flaw is not None:
         return question.flaw
     if not any(normalise(answer, question.dataset) for answer in question.answers):
-        return "it has no answer with a word in it"
+        return "none of its answers contains a word"
     if not any(passage.supporting for passage in question.passages):
         return "no passage is marked as evidence"
     if not question.deletable:
-        return "every passage is evidence or holds the answer"
+        return "every passage is evidence or contains the answer"
     if len(question.passages) < 4:
-        return "fewer than four passages have no three places"
+        return "it has fewer than four passages"
     return None
 
 
@@ -105,7 +105,7 @@ def draws(question: Question, seed: int) -> list[int]:
 
 def refusal(question: Question, reason: str) -> UsageError:
     """Return the error for a question that does not qualify."""
-    return UsageError(f"{question.name} gives no case: {reason}.", "Leave such questions out first (sift).")
+    return UsageError(f"{question.name} does not qualify: {reason}.", "Remove such questions first (`sift`).")
 
 
 def deletion(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from kvedit.lab.scoring import holds
 
-_NAMES = {str: "string", list: "list", dict: "object", bool: "true or false"}
+_NAMES = {str: "a string", list: "a list", dict: "an object", bool: "true or false"}
 _Kind = TypeVar("_Kind", str, list[Any], dict[str, Any], bool)
 
 
@@ -83,7 +83,7 @@ def take(record: Any, key: str, kind: type[_Kind], default: _Kind | None = None)
         raise WrongRecord("an object was expected")
     value = record.get(key, default)
     if not isinstance(value, kind):
-        raise WrongRecord(f"'{key}' is missing or no {_NAMES.get(kind, 'value')}")
+        raise WrongRecord(f"'{key}' is missing or not {_NAMES[kind]}")
     return value
 
 
@@ -91,7 +91,7 @@ def strings(values: list[Any], what: str) -> list[str]:
     """Check that each value is a string; raises `WrongRecord`."""
     for value in values:
         if not isinstance(value, str):
-            raise WrongRecord(f"{what} holds something that is no string")
+            raise WrongRecord(f"{what} contains something that is not a string")
     return values
 
 

@@ -74,13 +74,13 @@ class Edited:
         """
         if not len(ids) or context <= HEAD_ROWS:
             raise UsageError(
-                f"A sweep over {context} rows of a text of {len(ids)} has nothing to refresh.",
-                f"Use a text, and more than {HEAD_ROWS} rows.",
+                f"A sweep over {context} rows of a text of {len(ids)} tokens has nothing to refresh.",
+                f"Give a text, and more than {HEAD_ROWS} rows.",
             )
         if context + GONE_ROWS > model.context_length:
             raise ContextError(
-                f"{context} rows and {GONE_ROWS} that are edited away do not fit the model's"
-                f" {model.context_length}.",
+                f"{context} rows and {GONE_ROWS} deleted ones do not fit the model's context of "
+                f"{model.context_length}.",
                 "Use a shorter context.",
             )
         before = np.resize(ids, context + GONE_ROWS).astype(np.int64)
@@ -154,8 +154,8 @@ def recover(
     options = Options(budget=Budget.parse(f"{budget}t"), policy=policy, executor=executor)
     if overlap and policy_class(policy).reads_cache:
         raise UsageError(
-            f"The policy {policy} reads the shifted cache, so it cannot run beside the shift.",
-            "Leave the overlap out, or use a policy without a probe, such as sur.",
+            f"The policy {policy} reads the shifted cache, so it cannot overlap with the shift.",
+            "Do not overlap, or use a policy without a probe, such as sur.",
         )
     timings = Timings(waiter(model.device.type))
     repair = Repair(

@@ -65,19 +65,19 @@ class Run:
             different = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
             if different and _holds_records(folder):
                 raise UsageError(
-                    f"{folder} holds a run with another {', '.join(different)}.",
-                    "Name another folder with --out, or give the options of that run.",
+                    f"{folder} contains a run with a different {', '.join(different)}.",
+                    "Give another folder with --out, or use the options of that run.",
                 )
             if not different:
                 return cls(folder, held)
         elif folder.exists() and any(folder.iterdir()):
-            raise UsageError(f"{folder} holds something else than a run.", "Name an empty folder with --out.")
+            raise UsageError(f"{folder} is not empty and is not a run.", "Give an empty folder with --out.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             replace_file(path, _dump(config))
         except OSError as error:
             raise UsageError(
-                f"{folder} cannot be written: {error.strerror or error}.", "Name another folder with --out."
+                f"{folder} cannot be written: {error.strerror or error}.", "Give another folder with --out."
             ) from None
         return cls(folder, config)
 
@@ -85,7 +85,7 @@ class Run:
     def open(cls, folder: Path) -> Run:
         """Open a run for reading; raises `UsageError` if there is none."""
         if not (folder / "config.json").is_file():
-            raise UsageError(f"{folder} holds no run.", "Name the folder that a bench wrote.")
+            raise UsageError(f"{folder} is not a run.", "Give the folder that a bench wrote.")
         return cls(folder, _read(folder / "config.json"))
 
     def records(self) -> list[Record]:
@@ -107,7 +107,7 @@ class Run:
                 found.append(json.loads(line))
             except ValueError:
                 raise KveditError(
-                    f"Line {number} of {path} is no record.", "Take the line out; its case runs again."
+                    f"Line {number} of {path} is not a record.", "Remove the line; its case runs again."
                 ) from None
         return found
 
@@ -221,9 +221,9 @@ def _read(path: Path) -> Record:
     try:
         found: Record = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise KveditError(f"{path} cannot be read: {error}.", "Name another folder.") from None
+        raise KveditError(f"{path} cannot be read: {error}.", "Give another folder.") from None
     if not isinstance(found, dict) or "bench" not in found:  # a model folder also has a config.json
-        raise UsageError(f"{path.parent} holds something else than a run.", "Name another folder.")
+        raise UsageError(f"{path.parent} is not a run.", "Give another folder.")
     return found
 
 

@@ -50,7 +50,7 @@ def normalise(text: str, dataset: str) -> str:
         UsageError: Unknown dataset.
     """
     if dataset not in DATASETS:
-        raise UsageError(f"'{dataset}' is no data set that can be scored.", f"Use {', '.join(DATASETS)}.")
+        raise UsageError(f"Unknown data set '{dataset}'.", f"Use one of {', '.join(DATASETS)}.")
     if dataset == "niah":
         words = _THOUSANDS.sub("", text.lower()).split()
         return " ".join(word for word in (word.strip(string.punctuation) for word in words) if word)

@@ -126,7 +126,7 @@ def arm_names(records: Sequence[Record]) -> list[str]:
         KveditError: There is no record, or the arms of a case differ from those of the first.
     """
     if not records:
-        raise KveditError("The run has no cases.", "Run it first, or ask for more cases.")
+        raise KveditError("The run has no cases.", "Run it first, or with more cases.")
     names = list(records[0]["arms"])
     for record in records:
         _same_arms(record, names)
@@ -152,7 +152,7 @@ def check(records: Sequence[Record], config: Record) -> None:
             _check_allowance(record, name, arm)
         for where, value in _numbers(record, ""):
             if not math.isfinite(value):
-                raise _wrong(record["case"], f"holds {value} at {where}")
+                raise _wrong(record["case"], f"has {value} at {where}")
     _check_denominators(records)
 
 
@@ -181,7 +181,7 @@ def _check_allowance(record: Record, name: str, arm: Record) -> None:
         if arm[what] != due:
             raise _wrong(
                 record["case"],
-                f"has {arm[what]} {what} in {name}, and {arm['budget']} of {record['suffix']} is {due}",
+                f"has {arm[what]} {what} in {name}, but {arm['budget']} of {record['suffix']} is {due}",
             )
 
 
@@ -189,7 +189,7 @@ def _check_denominators(records: Sequence[Record]) -> None:
     """Check that no case is repeated, and that all sources of a dataset have the same placements."""
     for name, times in Counter(record["case"] for record in records).items():
         if times > 1:
-            raise _wrong(name, f"is there {times} times")
+            raise _wrong(name, f"occurs {times} times")
     placements: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         placement = str(record["facts"].get("placement"))
@@ -200,7 +200,7 @@ def _check_denominators(records: Sequence[Record]) -> None:
             if sorted(held) != due:
                 raise KveditError(
                     f"Source {source} of {dataset} has {len(held)} cases ({', '.join(sorted(held))}), "
-                    f"and others have {len(due)} ({', '.join(due)}).",
+                    f"but others have {len(due)} ({', '.join(due)}).",
                     "Finish the run, so that every source has all its placements.",
                 )
 
@@ -220,5 +220,5 @@ def _numbers(value: Any, where: str) -> Iterator[tuple[str, float]]:
 def _wrong(case: str, what: str) -> KveditError:
     return KveditError(
         f"Case {case} {what}.",
-        "Do not report this run: take the line of the case out of cases.jsonl and run it again.",
+        "Do not report this run. Remove the case's line from cases.jsonl and run it again.",
     )

@@ -138,7 +138,8 @@ def compare(records_a: Sequence[Record], records_b: Sequence[Record]) -> Record:
     cases, names = [case for case in a if case in b], [name for name in arms_a if name in arms_b]
     if not cases or not names:
         raise UsageError(
-            f"The two runs share no {'arm' if cases else 'case'}.", "Compare runs of the same cases and arms."
+            f"The two runs have no {'arm' if cases else 'case'} in common.",
+            "Compare runs of the same cases and arms.",
         )
     bootstrap = _bootstrap([a[case] for case in cases])
     columns_a, columns_b = (Columns([run[case] for case in cases], names) for run in (a, b))

@@ -153,9 +153,9 @@ class Trial:
         longest = max(len(self.staged.past.ids), len(self.ids)) + self.asked.room
         if longest > model.context_length:
             raise ContextError(
-                f"Case {case.name} needs {longest} tokens, and the model's context holds "
+                f"Case {case.name} needs {longest} tokens, but the model's context has "
                 f"{model.context_length}.",
-                "Ask for shorter cases, or choose a model with a longer context.",
+                "Use shorter cases, or choose a model with a longer context.",
             )
         self.timings = Timings(waiter(model.device.type))
         self._shift(self.staged.past.ids)

@@ -1,1 +1,1 @@
-"""The model at run time: one network, one walk through its layers, decoding."""
+"""The model at run time: a network, the walk through its layers, and decoding."""

@@ -1,10 +1,10 @@
-"""Attention of the walk: each row looks at every cached row up to itself.
+"""Attention for the walk: each row attends to every cached row up to itself.
 
-A kind of attention is prepared for the rows of a walk once and then called in each layer:
+A kind of attention is prepared once for the rows of a walk and then called in each layer:
 
-    masked    blocks of rows under a mask; for any rows
-    adjacent  many adjacent rows without a mask, on a CPU
-    compiled  experimental, from torch.compile; never chosen by itself
+    masked    any rows, in blocks under a mask
+    adjacent  many adjacent rows on a CPU, without a mask
+    compiled  experimental, with torch.compile; only used on request
 """
 
 from __future__ import annotations
@@ -23,47 +23,46 @@ from kvedit.cache.kv import KVCache, sent
 from kvedit.errors import UsageError
 
 Mix = Callable[[int, Tensor], Tensor]
-"""Attend in one layer, by index, with rotated queries: `[Hq, N, D] -> [N, Hq * D]`."""
+"""Attend in one layer, given its index and rotated queries: `[Hq, N, D] -> [N, Hq * D]`."""
 Attend = Callable[[KVCache, Tensor, float], Mix]
-"""Prepare attention to a cache for rows, sorted `int64 [N]` on the host, with the factor on the scores."""
+"""Prepare attention to a cache from sorted rows, `int64 [N]` on the host, with a factor on the scores."""
 
 BLOCK_ROWS = 128
-"""Rows that attend together at most; a block reads keys only up to its last row."""
+"""Most rows of a block, which reads keys only up to its last row."""
 _PART_KEYS = 512
-"""Keys at least that a thread attends to; the kernel takes so many at once."""
+"""Fewest keys that a thread attends to; the kernel's block size."""
 _WASTE = 8192
-"""Pairs of query and key that a block may read for nothing: what 128 adjacent rows do."""
+"""Masked pairs of query and key that a block may always have; about those of 128 adjacent rows."""
 
 
 def choose(rows: slice | Tensor, count: int, device: torch.device) -> Attend:
-    """Give the kind that is fastest for rows."""
+    """Return the fastest kind of attention for `count` rows."""
     many = isinstance(rows, slice) and count > BLOCK_ROWS and device.type == "cpu"
     return adjacent if many else masked
 
 
 def cut(rows: list[int]) -> list[tuple[int, int]]:
-    """Cut sorted rows into blocks `[first, last)` that attend together.
+    """Divide sorted rows into blocks `[first, last)` that attend together.
 
-    A block reads keys up to its last row for all of its rows. It ends before a row that would
-    make it read more than a quarter as much in vain as it needs; a little waste costs less
-    than another call.
+    A block reads keys up to its last row for all of its rows. It ends before a row with which the masked
+    pairs would exceed a quarter of the needed ones; a little waste costs less than another call.
     """
     blocks: list[tuple[int, int]] = []
     first, waste, needed = 0, 0, rows[0] + 1
-    for at in range(1, len(rows)):
-        waste += (at - first) * (rows[at] - rows[at - 1])
-        needed += rows[at] + 1
-        if at - first == BLOCK_ROWS or waste > max(_WASTE, needed // 4):
-            blocks.append((first, at))
-            first, waste, needed = at, 0, rows[at] + 1
+    for index in range(1, len(rows)):
+        waste += (index - first) * (rows[index] - rows[index - 1])
+        needed += rows[index] + 1
+        if index - first == BLOCK_ROWS or waste > max(_WASTE, needed // 4):
+            blocks.append((first, index))
+            first, waste, needed = index, 0, rows[index] + 1
     return [*blocks, (first, len(rows))]
 
 
 def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     """Attend in blocks, each reading keys up to its last row under a mask.
 
-    The query heads of a group share their keys, which are not copied: the members of a group are a batch of
-    views of the same keys, and share the mask.
+    The query heads of a group form a batch that shares the mask and views of the same keys, so keys are not
+    copied.
     """
     rows = place.tolist()
     blocks = [(first, last, rows[last - 1] + 1) for first, last in cut(rows)]
@@ -74,9 +73,9 @@ def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
         if parts > 1 and rows[0] >= limit - step:
             return _shared(cache, place, scaling, parts, step)
         return _folded(cache, place, scaling)
-    there = sent(place, cache.keys.device)
+    on_device = sent(place, cache.keys.device)
     masks = [
-        None if last - first == 1 else _mask(there[first:last], limit, cache.keys.dtype)
+        None if last - first == 1 else _mask(on_device[first:last], limit, cache.keys.dtype)
         for first, last, limit in blocks
     ]
 
@@ -89,17 +88,17 @@ def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
             keys, values = (
                 each[layer, :, :limit].expand(groups, -1, -1, -1) for each in (cache.keys, cache.values)
             )
-            found = functional.scaled_dot_product_attention(part, keys, values, attn_mask=mask, scale=scaling)
-            mixed.append(found.transpose(0, 1).reshape(len(query), -1, width))
+            block = functional.scaled_dot_product_attention(part, keys, values, attn_mask=mask, scale=scaling)
+            mixed.append(block.transpose(0, 1).reshape(len(query), -1, width))
         return torch.cat(mixed, dim=1).transpose(0, 1).flatten(1)
 
     return mix
 
 
 def _folded(cache: KVCache, place: Tensor, scaling: float) -> Mix:
-    """Attend in one block; the members of a group are rows of one head, so that keys are read once.
+    """Attend in one block, with the query heads of a group as rows of one head, so that keys are read once.
 
-    Each member has a mask of its own, which would take much memory for many blocks.
+    The mask is repeated for each query head of a group, which would take much memory for many blocks.
     """
     limit, heads = int(place[-1]) + 1, cache.keys.shape[1]
     keys, values = (part[:, None, :, :limit].unbind() for part in (cache.keys, cache.values))
@@ -108,7 +107,7 @@ def _folded(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     def mix(layer: int, query: Tensor) -> Tensor:
         nonlocal mask
         groups, width = len(query) // heads, query.shape[-1]
-        if mask is None and len(place) > 1:  # only now are the groups known
+        if mask is None and len(place) > 1:  # the number of groups follows from the query
             mask = _mask(sent(place, query.device), limit, query.dtype).repeat(1, 1, groups, 1)
         part = query.reshape(1, heads, -1, width)
         mixed = functional.scaled_dot_product_attention(
@@ -120,21 +119,21 @@ def _folded(cache: KVCache, place: Tensor, scaling: float) -> Mix:
 
 
 def share(limit: int, wanted: int) -> tuple[int, int]:
-    """Cut the keys of rows into parts of one length, which begin at equal steps.
+    """Divide `limit` keys into parts of equal length, which start at equal steps.
 
     Returns:
-        How many parts, and the step between their beginnings. A part is as long as the step, or a few keys
-        longer, so that the last one ends at the limit.
+        The number of parts, at most `wanted`, and the step between their starts. A part is as long as the
+        step or a few keys longer, so that the last one ends at the limit.
     """
     parts = max(min(wanted, limit // _PART_KEYS), 1)
     return parts, limit // parts
 
 
 def _shared(cache: KVCache, place: Tensor, scaling: float, parts: int, step: int) -> Mix:
-    """Attend in parts of the keys, which threads share, and join the softmaxes by their log-sum-exps.
+    """Attend to parts of the keys in several threads, and combine the softmaxes by their log-sum-exps.
 
-    A kernel that gives each thread some of the heads leaves threads idle where heads are few (Flash-Decoding,
-    Dao and others, 2023). All rows see keys of every part.
+    A kernel that divides heads among threads leaves threads idle if there are few heads (Flash-Decoding,
+    Dao et al., 2023). All rows attend to keys of every part.
     """
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     limit, heads = int(place[-1]) + 1, cache.keys.shape[1]
@@ -151,29 +150,28 @@ def _shared(cache: KVCache, place: Tensor, scaling: float, parts: int, step: int
         if mask is None and (len(place) > 1 or length > step):
             mask = _mask(place, limit, query.dtype).unfold(3, length, step)[0, 0].transpose(0, 1)
             mask = mask.repeat(1, groups, 1)[:, None]
-            mask[:-1, ..., step:] = float("-inf")  # the next part begins with them
+            mask[:-1, ..., step:] = float("-inf")  # these keys belong to the next part
         part = query.reshape(1, heads, -1, width).expand(parts, -1, -1, -1)
         mixed, sums = flash(part, keys[layer], values[layer], 0.0, False, attn_mask=mask, scale=scaling)
-        whole: Tensor = (mixed * sums.softmax(0)[..., None]).sum(0).to(query.dtype)
-        return whole.reshape(len(query), -1, width).transpose(0, 1).flatten(1)
+        combined: Tensor = (mixed * sums.softmax(0)[..., None]).sum(0).to(query.dtype)
+        return combined.reshape(len(query), -1, width).transpose(0, 1).flatten(1)
 
     return mix
 
 
 def _mask(rows: Tensor, limit: int, dtype: torch.dtype) -> Tensor:
-    """What is added to scores, `[1, 1, N, limit]`."""
+    """Return the mask to add to scores, `[1, 1, N, limit]`: 0 or minus infinity."""
     unseen = torch.arange(limit, device=rows.device) > rows[:, None]
     mask = torch.zeros(unseen.shape, dtype=dtype, device=rows.device)
     return mask.masked_fill_(unseen, float("-inf"))[None, None]
 
 
 def adjacent(cache: KVCache, place: Tensor, scaling: float) -> Mix:
-    """Attend from many adjacent rows without a mask; on a CPU only.
+    """Attend from many adjacent rows without a mask, on a CPU.
 
-    The rows see all keys before the first of them, and one another causally. The two softmaxes
-    are joined by their log-sum-exps (FlashAttention, arXiv 2205.14135, section 3.1), which the
-    kernel gives but its public wrapper drops. Reading no mask is what makes prefill as fast as a
-    plain forward.
+    The rows attend to all keys before the first of them, and causally to one another. The two softmaxes are
+    combined by their log-sum-exps (FlashAttention, arXiv 2205.14135, section 3.1), which the kernel returns
+    but its public wrapper drops. Without a mask to read, prefill is as fast as a plain forward pass.
     """
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     start, count = int(place[0]), len(place)
@@ -199,14 +197,13 @@ def adjacent(cache: KVCache, place: Tensor, scaling: float) -> Mix:
 
 
 def compiled(cache: KVCache, place: Tensor, scaling: float) -> Mix:
-    """Attend with a compiled kernel: the experimental executor of section G.5.
+    """Attend with a compiled kernel, the experimental executor of section G.5 of the paper.
 
-    On a GPU it is FlexAttention (arXiv 2412.05496) over all rows. On a CPU it is plain masked
-    attention, in the blocks of `masked`: FlexAttention's C++ does not compile there for every
-    shape (torch 2.13).
+    On a GPU this is FlexAttention (arXiv 2412.05496) over all rows. On a CPU it is plain masked attention in
+    the blocks of `masked`, because FlexAttention's C++ does not compile there for every shape (torch 2.13).
 
     Raises:
-        UsageError: When it is called and cannot be compiled, as without a C++ compiler.
+        UsageError: On the first call, if it cannot be compiled, for example without a C++ compiler.
     """
     on_cuda = cache.keys.device.type == "cuda"
     return _flex(cache, place, scaling) if on_cuda else _plain(cache, place, scaling)
@@ -216,12 +213,12 @@ def _flex(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     limit = int(place[-1]) + 1
-    there = sent(place, cache.keys.device)
+    rows = sent(place, cache.keys.device)
 
     def sees(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return key <= there[row]
+        return key <= rows[row]
 
-    visible = create_block_mask(sees, None, None, len(place), limit, device=there.device.type)
+    visible = create_block_mask(sees, None, None, len(place), limit, device=rows.device.type)
 
     def mix(layer: int, query: Tensor) -> Tensor:
         keys, values = cache.keys[None, layer, :, :limit], cache.values[None, layer, :, :limit]
@@ -237,14 +234,14 @@ def _flex(cache: KVCache, place: Tensor, scaling: float) -> Mix:
 def _plain(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     rows = place.tolist()
     blocks = [(first, last, rows[last - 1] + 1) for first, last in cut(rows)]
-    there = sent(place, cache.keys.device)
+    on_device = sent(place, cache.keys.device)
 
     def mix(layer: int, query: Tensor) -> Tensor:
         heads, width = cache.keys.shape[1], query.shape[-1]
         mixed = []
         for first, last, limit in blocks:
             folded = query[:, first:last].reshape(heads, -1, width)
-            seen = there[first:last].repeat(len(query) // heads)
+            seen = on_device[first:last].repeat(len(query) // heads)
             keys, values = cache.keys[layer, :, :limit], cache.values[layer, :, :limit]
             mixed.append(_run(_softmax, folded, keys, values, seen, scaling).view(len(query), -1, width))
         return torch.cat(mixed, dim=1).transpose(0, 1).flatten(1)
@@ -253,7 +250,7 @@ def _plain(cache: KVCache, place: Tensor, scaling: float) -> Mix:
 
 
 def _softmax(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scaling: float) -> Tensor:
-    """Attention as it is written, `[H, N, D] -> [H, N, D]`, row i of N up to key `rows[i]`."""
+    """Compute masked attention, `[H, N, D] -> [H, N, D]`; query i attends up to key `rows[i]`."""
     score = (query @ keys.transpose(1, 2)).float() * scaling
     unseen = torch.arange(keys.shape[1], device=keys.device) > rows[:, None]
     return torch.softmax(score.masked_fill(unseen, float("-inf")), dim=-1).to(values.dtype) @ values
@@ -265,16 +262,16 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _run(function: Callable[..., Tensor], *args: Any, **more: Any) -> Tensor:
-    """Run a function compiled, or say in one sentence why it cannot be."""
+    """Compile and run a function; raise `UsageError` if it cannot be compiled."""
     from torch._dynamo.exc import TorchDynamoException
 
     try:
-        with warnings.catch_warnings():  # the compiler's own modules warn when they are imported
+        with warnings.catch_warnings():  # importing the compiler's modules emits warnings
             warnings.simplefilter("ignore")
             return _compiled(function)(*args, **more)
     except TorchDynamoException as error:
-        said = str(error).split("\n\n")[0].split("\n")[0]
+        reason = str(error).split("\n\n")[0].split("\n")[0]
         raise UsageError(
-            f"The custom executor cannot be compiled here ({said}).",
+            f"The custom executor cannot be compiled on this machine ({reason}).",
             "Install a C++ compiler such as g++, or use --executor packed.",
         ) from error

@@ -1,4 +1,4 @@
-"""Decode: the question's prefill, and a stream of tokens after it."""
+"""Decoding: prefill of the question, and the stream of tokens that answers it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kvedit.model.model import CHUNK_ROWS, Model
 from kvedit.tokens.tokenizer import Tokenizer
 
 IntArray = npt.NDArray[np.int64]
-_LEAST = 2  # ids that must agree for a guess, to begin with
-_SURE = 5  # so many ids that agree are as good as any more
+_LEAST = 2  # matching ids that a guess requires at first
+_SURE = 5  # a longer match does not make a guess more reliable
 
 
 def prefill_question_(model: Model, cache: KVCache, question: Tensor) -> tuple[Tensor, States]:
-    """Take the question's ids through the layers after the cached rows.
+    """Walk the question's ids through the layers after the cached rows.
 
     Args:
         model: The model.
-        cache: Gets the question's rows after its `length`.
+        cache: Changed: the question's rows are written after its `length`.
         question: `int64 [Nq]`, not empty.
 
     Returns:
@@ -42,33 +42,32 @@ def prefill_question_(model: Model, cache: KVCache, question: Tensor) -> tuple[T
 
 
 class Sampler:
-    """Choose the next id: the likeliest at temperature 0, a seeded draw otherwise."""
+    """Choose the next id: the most likely one at temperature 0, otherwise a seeded random draw."""
 
     def __init__(self, temperature: float, seed: int) -> None:
         self.temperature = temperature
         self._generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, logits: Tensor) -> int:
-        """Choose from `float32 [vocabulary]`."""
+        """Choose an id from logits, `float32 [vocabulary]`."""
         if self.temperature == 0:
             return int(logits.argmax())
-        chances = torch.softmax(logits.cpu() / self.temperature, dim=-1)
-        return int(torch.multinomial(chances, 1, generator=self._generator))
+        probabilities = torch.softmax(logits.cpu() / self.temperature, dim=-1)
+        return int(torch.multinomial(probabilities, 1, generator=self._generator))
 
 
 class Lookup:
-    """Guess what comes next from what was said before: prompt lookup decoding.
+    """Guess the next ids from earlier text (prompt lookup decoding).
 
-    An answer about a document often repeats it. Where the last ids stand in the text already, what
-    follows at the last such place is guessed, unless most of the others go on with another id; the
-    longer the part that agrees, the more of it. One walk then tells how much of the guess the model
-    would have said itself (speculative decoding, arXiv 2211.17192; guesses from the prompt, as in
-    LLMA, arXiv 2304.04487). A guess costs a little even where it is wrong, so after one that was
-    wrong from its first id a longer part must agree.
+    An answer about a document often quotes it. If the last ids occur earlier, what followed the most recent
+    occurrence is guessed, unless most of the other occurrences continue differently; a longer match gives a
+    longer guess. One walk checks how much of the guess the model would have chosen (speculative decoding,
+    arXiv 2211.17192; guesses from the prompt as in LLMA, arXiv 2304.04487). A wrong guess costs a little, so
+    after a guess whose first id is wrong, a longer match is required.
 
     Args:
         ids: All ids before the answer, `int64 [T + Nq]`.
-        room: Ids that will be pushed at most.
+        room: Maximum number of ids that will be pushed.
     """
 
     def __init__(self, ids: IntArray, room: int) -> None:
@@ -79,12 +78,12 @@ class Lookup:
         self._guessed_at = self._count
 
     def push(self, token: int) -> None:
-        """Add an id that was said."""
+        """Add an id of the answer."""
         self._ids[self._count] = token
         self._count += 1
 
     def guess(self, most: int) -> list[int]:
-        """Guess up to `most` ids; none where the last ids stand nowhere before."""
+        """Return a guess of up to `most` ids; it is empty if the last ids do not occur earlier."""
         ids, last = self._ids, self._count - 1
         if self._guess:
             right = ids[self._guessed_at] == self._guess[0] and self._guessed_at < self._count
@@ -92,22 +91,22 @@ class Lookup:
             self._guess = []
         if most < 1 or last < 2:
             return []
-        places = 1 + np.flatnonzero((ids[1:last] == ids[last]) & (ids[: last - 1] == ids[last - 1]))
-        if not len(places):
+        matches = 1 + np.flatnonzero((ids[1:last] == ids[last]) & (ids[: last - 1] == ids[last - 1]))
+        if not len(matches):
             return []
-        agreeing = 2
-        while agreeing < _SURE:
-            longer = places[places >= agreeing]
-            longer = longer[ids[longer - agreeing] == ids[last - agreeing]]
+        length = 2
+        while length < _SURE:
+            longer = matches[matches >= length]
+            longer = longer[ids[longer - length] == ids[last - length]]
             if not len(longer):
                 break
-            places, agreeing = longer, agreeing + 1
-        if agreeing < self._least:
+            matches, length = longer, length + 1
+        if length < self._least:
             return []
-        after = int(places[-1]) + 1
-        if 2 * np.count_nonzero(ids[places + 1] == ids[after]) < len(places):
+        after = int(matches[-1]) + 1
+        if 2 * np.count_nonzero(ids[matches + 1] == ids[after]) < len(matches):
             return []
-        self._guess = ids[after : min(after + min(most, 1 << (agreeing - 1)), last + 1)].tolist()
+        self._guess = ids[after : min(after + min(most, 1 << (length - 1)), last + 1)].tolist()
         self._guessed_at = self._count
         return self._guess
 
@@ -121,73 +120,73 @@ def decode_(
     walked: list[States],
     lookup: Lookup | None = None,
 ) -> Iterator[int]:
-    """Give up to `limit` ids, one at a time, stopping before an id that ends the answer.
+    """Yield up to `limit` ids, one at a time, stopping before an id that ends the answer.
 
     Args:
         model: The model.
-        cache: Gets the answer's rows after its `length`.
-        logits: Of the row before the answer, `float32 [vocabulary]`.
+        cache: Changed: the answer's rows are written after its `length`.
+        logits: Logits of the row before the answer, `float32 [vocabulary]`.
         sampler: Chooses each id.
-        limit: Ids at most.
-        walked: Gets the raw states of each id that was followed by another look at the model;
-            the last of `limit` ids has none.
-        lookup: Guesses ids, so that one walk can give several. The ids are those that are chosen
-            without it: the sampler sees each row's logits in turn, and a guess that it did not
-            choose is dropped with all after it.
+        limit: Maximum number of ids.
+        walked: Changed: the raw states of each id that was walked are appended; the last of `limit`
+            ids is not walked.
+        lookup: Guesses ids, so that one walk can yield several. The ids are the same as without it: the
+            sampler sees the logits of each row in turn, and the rest of a guess is dropped at the first
+            id that it does not choose.
     """
     guess: list[int] = []
-    at = 0  # place of the id in hand among those of the last walk
-    for said in range(1, limit + 1):
+    index = 0  # of the current id in the last walk
+    for yielded in range(1, limit + 1):
         token = sampler(logits)
         if token in model.stop_ids:
             return
         yield token
-        if said == limit:
+        if yielded == limit:
             return
         if lookup is not None:
             lookup.push(token)
-        at += 1
-        if at > len(guess) or token != guess[at - 1]:
-            guess = [] if lookup is None else lookup.guess(limit - said - 1)
-            start, at, count = cache.length, 0, 1 + len(guess)
+        index += 1
+        if index > len(guess) or token != guess[index - 1]:
+            guess = [] if lookup is None else lookup.guess(limit - yielded - 1)
+            start, index, count = cache.length, 0, 1 + len(guess)
             ids = model.to_device(np.array([token, *guess], dtype=np.int64))
-            found = model.walk(ids, slice(start, start + count), cache, outputs=count)
-            every = model.logits(found.hidden)
-        walked.append(found.states.part(at, at + 1))
-        cache.length = start + at + 1
-        logits = every[at]
+            walk = model.walk(ids, slice(start, start + count), cache, outputs=count)
+            walk_logits = model.logits(walk.hidden)
+        walked.append(walk.states.part(index, index + 1))
+        cache.length = start + index + 1
+        logits = walk_logits[index]
 
 
-# Up to three bytes at the end may yet become a character; some decoders mark each of them.
+# Up to three bytes at the end can still become a character; some decoders mark each of them.
 _LAST_BYTES = re.compile("\ufffd{1,3}\\Z")
 
 
 class TextStream:
-    """Turn ids into text as they come, holding back a character whose bytes are not all there.
+    """Turn a stream of ids into text, holding back characters whose bytes are incomplete.
 
-    Ids are decoded together with those that completed the text before them, since some decoders
-    drop a leading space.
+    Ids are decoded together with those of the previous piece of text, since some decoders drop a leading
+    space.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._before = 0  # first id of the part of the text that was completed last
-        self._after = 0  # first id after it
-        self._said = 0  # characters said, of the text from `_before` on
+        self._before = 0  # index of the first id of the previous piece
+        self._after = 0  # index of the first id after it
+        self._sent = 0  # characters already returned, counted from `_before`
 
     def push(self, token: int) -> str:
-        """Add an id; give the text that it completes, possibly none."""
+        """Add an id, and return the text that it completes, which can be empty."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids[self._before :])
-        whole = _LAST_BYTES.sub("", text)
-        fresh = whole[self._said :]
-        self._said = max(self._said, len(whole))
-        if whole == text:
+        complete = _LAST_BYTES.sub("", text)
+        fresh = complete[self._sent :]
+        self._sent = max(self._sent, len(complete))
+        if complete == text:
             self._before, self._after = self._after, len(self._ids)
-            self._said = len(self._tokenizer.decode(self._ids[self._before :]))
+            self._sent = len(self._tokenizer.decode(self._ids[self._before :]))
         return fresh
 
     def finish(self) -> str:
-        """Give what was held back when the stream was cut."""
-        return self._tokenizer.decode(self._ids[self._before :])[self._said :]
+        """Return the text that is still held back when the stream ends."""
+        return self._tokenizer.decode(self._ids[self._before :])[self._sent :]

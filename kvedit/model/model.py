@@ -1,8 +1,8 @@
-"""The model: one walk through the layers of a network.
+"""The model, and the walk of rows through its layers.
 
-The walk serves prefill, refresh, probe and decode. Given ids at given rows and a cache, each layer projects,
-keeps the raw keys and values, rotates, writes them into the cache at their rows, and attends over the
-cache up to each row. Prefill walks adjacent rows, packed refresh scattered ones.
+The walk serves prefill, refresh, probe and decode. In each layer it projects the given rows, records their
+raw keys and values, rotates keys and queries, writes keys and values into the cache, and attends to the cache
+up to each row. Prefill walks adjacent rows, packed refresh scattered ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvedit.tokens.tokenizer import Tokenizer
 CHUNK_ROWS = 256
 """Most adjacent rows of one walk; bounds the memory in addition to weights and cache."""
 PACK_ROWS = 2048
-"""Most scattered rows of one walk: they are few, and one pass over all of them is the point."""
+"""Most scattered rows of one walk; more than adjacent ones, so that most repairs are a single pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Model:
         network: Its network.
         tokenizer: Its tokenizer, or the JSON of that.
         stop_ids: Ids that end an answer.
-        parts: Fingerprint, by the name of the part.
-        layout: Returns the layout of the prompt by the checkpoint's chat template, given a system text.
+        parts: Fingerprints by name of the part.
+        layout: Returns the layout of the prompt in the checkpoint's chat template, given a system text.
 
     Attributes:
         directory, network, stop_ids, parts, layout: As given.
@@ -109,19 +109,19 @@ class Model:
             twin = copy.copy(self)
             with allocating():
                 twin.network = reduce(self.network, weights)
-            self._reduced = {weights: twin}  # only the last one, to save memory
+            self._reduced = {weights: twin}  # keep only the last one, to save memory
         return self._reduced[weights]
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer, built when first used: most questions use the session's."""
+        """The checkpoint's tokenizer, built on first use: most questions use the session's."""
         return Tokenizer(self._tokenizer) if isinstance(self._tokenizer, str) else self._tokenizer
 
     @cached_property
     def mean_embedding(self) -> Tensor:
-        """The mean of the whole vocabulary's input embeddings, `float32 [hidden]`."""
+        """The mean input embedding of the vocabulary, `float32 [hidden]`."""
         table = self.network.table
-        # In parts: a sum in another dtype copies what it sums.
+        # In parts, because summing in another dtype copies the input.
         sums = [part.sum(dim=0, dtype=torch.float32) for part in torch.split(table, TABLE_ROWS)]
         release(table)
         return torch.stack(sums).sum(dim=0) / len(table)
@@ -146,7 +146,7 @@ class Model:
     def walk_bytes(self, rows: int) -> int:
         """Estimate the bytes that a walk of `rows` rows needs in addition to the cache.
 
-        They hold the raw keys and values of all layers and, in one layer, hidden states, queries and the
+        This counts the raw keys and values of all layers and, for one layer, the hidden states, queries and
         states inside the MLP.
         """
         sizes, rows = self.network.sizes, min(rows, PACK_ROWS)
@@ -173,25 +173,25 @@ class Model:
     ) -> Walked:
         """Walk rows through the layers, writing their keys and values into the cache.
 
-        Row i attends to every cached row up to itself, in whatever state that is, and to earlier rows of
-        this walk in the states that the walk gives them (sections A.1 and G.2 of Budgeted KV-Cache
-        Repair). Layers of a spread model run on their own devices; attention stays on the model's.
+        Row i attends to every cached row up to itself, whatever its state, and to the new states of earlier
+        rows of this walk (sections A.1 and G.2 of Budgeted KV-Cache Repair). Layers of a spread model run on
+        their own devices; attention runs on the model's.
 
         Args:
             ids: `int64 [N]`, on the model's device.
-            rows: A slice of adjacent rows, or sorted `int64 [N]`; on the host, where they are read, so
-                that a walk never waits for the device.
+            rows: A slice of adjacent rows, or sorted `int64 [N]`; on the host, so that reading them does
+                not wait for the device.
             cache: Changed at `rows`, in every layer.
-            outputs: How many of the last rows need an output; the others leave the last layer as soon as
-                their keys and values are in the cache.
-            layers: How many layers to walk, for a probe; all by default.
+            outputs: Number of rows at the end that need an output; the others skip the rest of the last
+                layer once their keys and values are in the cache.
+            layers: Number of layers to walk, for a probe; all by default.
             attend: A kind of attention from `kvedit.model.attention`; the fastest by default.
             on_layer: Called after each layer with the number of layers done.
-            on_query: Called in each layer with its index and the rotated queries `[Hq, N, D]`, once the
-                keys of the rows are in the cache.
+            on_query: Called in each layer with its index and the rotated queries `[Hq, N, D]`, after the
+                keys of the rows are written to the cache.
 
         Raises:
-            ValueError: Ids and rows differ in number, or rows are unsorted, repeated or not in the cache.
+            ValueError: Ids and rows differ in number, or rows are unsorted, repeated or out of range.
             KveditError: An allocation fails.
         """
         _check_rows(len(ids), rows, cache)
@@ -207,7 +207,7 @@ class Model:
 
 
 class _Walk:
-    """One walk: its rows, their angles, and the states that it gives them.
+    """One walk: its rows, their angles, and their new states.
 
     Attributes:
         rows: `int64 [N]`, on the host.
@@ -261,11 +261,11 @@ class _Walk:
 
 
 def _check_rows(count: int, rows: slice | Tensor, cache: KVCache) -> None:
-    """Refuse rows that broadcasting would silently fit to the ids, at wrong positions."""
+    """Reject rows that broadcasting would silently accept at wrong positions."""
     ends = [rows.start, rows.stop - 1] if isinstance(rows, slice) else rows[[0, -1]].tolist()
     length = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
     if length != count:
-        raise ValueError(f"{count} ids at {length} rows")
+        raise ValueError(f"{count} ids for {length} rows")
     if isinstance(rows, Tensor) and not bool((rows[1:] > rows[:-1]).all()):
         raise ValueError("rows that are not sorted, or not unique")
     cache.check_rows(*ends)

@@ -1,8 +1,8 @@
 """A network at run time: parts that the walk calls one after another.
 
-A part maps hidden states to hidden states. It is a class of this module, a packed layer
-(`kvedit.model.packed`) or a module of transformers; nothing here distinguishes them. `kvedit.checkpoint`
-builds networks.
+A part maps hidden states to hidden states. It is an instance of a class of this module, a packed layer
+(`kvedit.model.packed`) or a module of transformers; this module does not distinguish them.
+`kvedit.checkpoint` builds networks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional
 Part = Callable[[Tensor], Tensor]
 """Maps `[N, in]` to `[N, out]`, in the network's dtype."""
 TABLE_ROWS = 4096
-"""Rows of a vocabulary table that are converted at once: the table is the largest of all weights."""
+"""Rows of a vocabulary table converted at once, to save memory: the table is the largest weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Sizes:
         width: Width of a head, D.
         scaling: Factor on attention scores.
         context_length: Number of positions that the model was trained for.
-        inverse_frequencies: Of RoPE, one for each pair of dimensions that turns.
-        attention_scaling: Factor on cosine and sine.
+        inverse_frequencies: Of RoPE, one for each rotated pair of dimensions.
+        attention_scaling: Factor on cosine and sine (YaRN).
         tied: Whether the output layer is the embedding table.
     """
 
@@ -75,7 +75,7 @@ class RmsNorm:
 
     def __call__(self, states: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        if states.dtype == torch.float32:  # the same steps in one call
+        if states.dtype == torch.float32:  # one call rounds the same way
             return functional.rms_norm(states, self.weight.shape, self.weight, self.epsilon)
         exact = states.float()
         exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.epsilon)
@@ -122,7 +122,7 @@ class Gated:
 
 
 def gate_halves(states: Tensor) -> Tensor:
-    """Map gate and up side by side, `[N, 2 * intermediate]`, to `silu(gate) * up`, `[N, intermediate]`."""
+    """Map concatenated gate and up, `[N, 2 * intermediate]`, to `silu(gate) * up`, `[N, intermediate]`."""
     gate, up = states.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
 
@@ -172,7 +172,7 @@ class Layer:
 
         Args:
             hidden: The layer's input, `[N, hidden]`, on any device.
-            mixed: What attention returned, `[N, Hq * D]`.
+            mixed: Output of attention, `[N, Hq * D]`.
 
         Returns:
             The next layer's input, `[N, hidden]`, on the layer's device.
@@ -186,17 +186,17 @@ class Layer:
 
     @property
     def linears(self) -> tuple[Part, ...]:
-        """The parts that hold weight matrices, among steps of the MLP that hold none."""
+        """The parts with weight matrices; the steps of the MLP include some without."""
         return (self.projection, self.output, *self.mlp)
 
     def rebuilt(self, rebuild: Callable[[Part], Part]) -> Layer:
-        """Return a copy in which `rebuild` replaced each of `linears`."""
+        """Return a copy in which `rebuild` is applied to each of `linears`."""
         mlp = tuple(map(rebuild, self.mlp))
         return replace(self, projection=rebuild(self.projection), output=rebuild(self.output), mlp=mlp)
 
 
 class Head:
-    """The output layer, built when first used: a load needs no logits.
+    """The output layer, built on first use: a load needs no logits.
 
     Args:
         build: Returns its parts, whose outputs are concatenated.
@@ -222,12 +222,12 @@ class Network:
 
     Attributes:
         sizes: The numbers that describe it.
-        table: The embedding table, `[vocabulary, hidden]`; on a CPU it may keep the dtype of its file.
+        table: The embedding table, `[vocabulary, hidden]`; on a CPU it can have the dtype of its file.
         layers: Its layers.
         norm: After the last layer.
         head: The output layer.
-        dtype: Of everything that is computed.
-        device: Of the embedding table and of the cache.
+        dtype: Dtype of the computation.
+        device: Device of the embedding table and the cache.
         spread: Whether its layers are on several devices.
         packed: Whether its linear layers are packed.
     """

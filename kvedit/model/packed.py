@@ -7,14 +7,14 @@ from torch import Tensor
 
 from kvedit.model.network import Linear
 
-_LAYOUT_ROWS = 16  # what oneDNN lays out for; the same layout is best for 4 rows and for 256
+_LAYOUT_ROWS = 16  # batch size that oneDNN optimizes for; its layout is best for 4 rows and for 256
 
 
 class Packed:
-    """Linear layers with the same input as one, `x @ weight.T + bias`.
+    """Linear layers with the same input combined into one, `x @ weight.T + bias`.
 
-    Packed weights are faster than plain ones, above all for few rows, for which plain weights make a
-    processor wait for memory on a single core. Sums are rounded in another order.
+    Packed weights are faster than plain ones, above all for few rows, where plain weights are read by a
+    single core. Sums are computed in a different order, so they round differently.
 
     Args:
         layers: Layers whose outputs are concatenated.
@@ -38,7 +38,7 @@ class Packed:
 
     @staticmethod
     def can_hold(weight: Tensor) -> bool:
-        """Whether weights like these can be packed here: float32 on a CPU for which oneDNN was built."""
+        """Return whether a weight can be packed: it is float32, on a CPU, and torch has oneDNN."""
         available = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         return available and weight.device.type == "cpu" and weight.dtype == torch.float32
 

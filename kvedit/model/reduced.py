@@ -1,4 +1,4 @@
-"""Lower-precision weights, for decoding only: a decoding step mostly waits for weights from memory.
+"""Lower-precision weights for decoding, whose speed is limited by reading weights from memory.
 
 Keys and values of the document and the question are always computed with the model's own weights.
 """
@@ -17,11 +17,11 @@ from kvedit.model.packed import Packed
 from kvedit.names import DECODE_WEIGHTS
 
 GROUP = 32
-"""Weights that share a scale and a zero, as in the 4-bit formats of GGUF."""
-_INT4_ROWS = 4  # what the kernel unpacks a weight for once
-_BYTES = {"bf16": 2, "int4": 2 + 1 / 2 + 4 / GROUP}  # of a weight; see `Packed4`
-_NEAR = 0.02  # of a step: what 16 bits round weights that were of 4 bits by, and some more
-_REMEDY = "Leave --decode-weights out."
+"""Number of weights with a common scale and zero, as in the 4-bit formats of GGUF."""
+_INT4_ROWS = 4  # rows for which the kernel unpacks a weight only once
+_BYTES = {"bf16": 2, "int4": 2 + 1 / 2 + 4 / GROUP}  # per weight; see `Packed4`
+_NEAR = 0.02  # of a step; more than the error of storing 4-bit weights in 16 bits
+_REMEDY = "Leave out --decode-weights."
 
 
 class Packed16(Packed):
@@ -40,13 +40,13 @@ class Packed16(Packed):
 
 
 class Packed4(Packed):
-    """Packed layers whose weights are numbers of 4 bits, `scale * (q - 8) + zero` in groups of 32 inputs.
+    """Packed layers with 4-bit weights, `scale * (q - 8) + zero` in groups of 32 inputs.
 
-    The kernel takes a few rows at once. More of them, as when long guesses are looked at, take the same
-    weights in bfloat16.
+    The kernel is fast for a few rows. More rows, as when a long guess is checked, use the same weights in
+    bfloat16.
 
     Args:
-        layer: Whose weights are all such numbers, as those of a checkpoint that was quantised to 4 bits.
+        layer: Layer whose weights all have this form, as in a checkpoint that was quantized to 4 bits.
         numbers: Its q, `int32 [out, in]`.
         scales: Scale and zero of each group, `float32 [in / 32, out, 2]`.
     """
@@ -74,7 +74,7 @@ def reduce(network: Network, kind: str) -> Network:
 
     Args:
         network: A packed network.
-        kind: `bf16`; or `int4`, for weights that are 4-bit numbers, with `bf16` for the others.
+        kind: `bf16`; or `int4`, which uses `bf16` for weights that are not 4-bit numbers.
 
     Raises:
         UsageError: The kind is unknown, or this model or machine cannot use it.
@@ -82,7 +82,7 @@ def reduce(network: Network, kind: str) -> Network:
     """
     check_one_of("decode weights", kind, DECODE_WEIGHTS)
     if not network.packed or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        raise UsageError("Decode weights can be reduced in float32 on a CPU that knows bfloat16.", _REMEDY)
+        raise UsageError("--decode-weights needs float32 on a CPU that supports bfloat16.", _REMEDY)
     parts = [part for layer in network.layers for part in layer.linears]
     weights = network.table.numel() + sum(part.size for part in parts if isinstance(part, Packed))
     check_memory(f"Decoding with {kind}", int(_BYTES[kind] * weights), network.device)
@@ -98,19 +98,19 @@ def reduce(network: Network, kind: str) -> Network:
 
     layers = tuple(layer.rebuilt(reduced) for layer in network.layers)
     if kind == "int4" and not quantised:
-        raise UsageError("The weights of this model are not of 4 bits.", "Use --decode-weights bf16.")
+        raise UsageError("This model's weights are not 4-bit.", "Use --decode-weights bf16.")
     head = [reduced(part) for part in network.head.parts]
     return replace(network, layers=layers, head=Head(lambda: head))
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Find the numbers of 4 bits that weights `[out, in]` are; `None` where they are none.
+    """Recover the 4-bit numbers of weights `[out, in]`.
 
     Returns:
-        As `Packed4` takes them.
+        Numbers and scales as in `Packed4`, or `None` if the weights are not 4-bit.
     """
     rows, width = weight.shape
-    if width % GROUP or rows % 16:  # what the kernel takes
+    if width % GROUP or rows % 16:  # shapes that the kernel does not support
         return None
     groups = weight.view(rows, -1, GROUP)
     least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)

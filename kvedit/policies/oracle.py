@@ -38,7 +38,7 @@ class Oracle:
         clean, count = evidence.clean, len(evidence.ids)
         if clean is None:
             raise UsageError(
-                "The policy oracle compares with a clean prefill, and there is none.",
+                "The policy oracle needs a clean prefill, which is available only in a bench.",
                 "Use it in a bench, or choose another policy.",
             )
         total = torch.zeros(count, device=evidence.cache.keys.device)

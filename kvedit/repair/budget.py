@@ -53,7 +53,7 @@ class Budget:
         if match := re.fullmatch(r"(-?\d{1,12}(?:\.\d{1,12})?)\s*%", word, re.ASCII):
             share = Fraction(match[1]) / 100
             if not 0 <= share <= 1:
-                raise UsageError(f"The budget {text} lies outside 0% to 100%.", _FORMS)
+                raise UsageError(f"The budget {text} is outside 0% to 100%.", _FORMS)
             return cls(share, 0, f"{match[1]}%")
         if match := re.fullmatch(r"(\d{1,12})\s*t", word, re.ASCII):
             return cls(Fraction(0), int(match[1]), f"{match[1]}t")

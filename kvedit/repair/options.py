@@ -147,11 +147,11 @@ class Options:
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise UsageError(
                 f"The temperature must be 0 or positive, not {self.temperature}.",
-                "Use 0 for the likeliest token.",
+                "Use 0 to choose the most likely token.",
             )
         if not 0 <= self.seed < 2**63:
             raise UsageError(
-                f"The seed must be a whole number from 0 to 2^63 - 1, not {self.seed}.", "Use another."
+                f"The seed must be an integer from 0 to 2^63 - 1, not {self.seed}.", "Use another seed."
             )
         if self.conversation and not self.keep:
             raise UsageError("--continue and --no-keep cannot be combined.", "Drop one of them.")

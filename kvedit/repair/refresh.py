@@ -83,8 +83,8 @@ def choose_executor(name: str, rows: IntArray) -> Executor:
         return "direct" if count == 1 else "packed"
     if name == "direct" and count > 1:
         raise UsageError(
-            f"The direct executor takes one run of adjacent rows, and {count} runs were selected.",
-            "Use --executor packed, or auto.",
+            f"The direct executor needs one run of adjacent rows, but {count} runs were selected.",
+            "Use --executor packed or auto.",
         )
     check_one_of("executor", name, EXECUTOR_NAMES)
     return name  # type: ignore[return-value]

@@ -1,1 +1,1 @@
-"""A session's files on disk."""
+"""The files of a session on disk."""

@@ -1,8 +1,8 @@
-"""What a value in a session's JSON may be.
+"""Validate the values in a session's JSON.
 
-A session may come from a stranger, and a checksum only says that a file is as it was written. So each
-value is checked before it is used: its type, its bounds, its form. What msgspec can say about a value is
-said in these types, for the records to name; `load_json` guards what a record never sees.
+A session may come from an untrusted source, and a checksum shows only that a file is unchanged. So the type,
+bounds and form of every value are checked before it is used. Records use the msgspec types defined here;
+`load_json` checks what a record does not see, such as duplicate keys.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from msgspec import Meta
 
 T = TypeVar("T")
 LARGEST = 2**31 - 1
-"""Of counts, numbers and ids: sums and products of them still fit 64 bits."""
+"""Largest count, number or id; sums and products of two fit in 64 bits."""
 NAME = re.compile(r"[0-9a-f]{32}")
-"""Of a tokenizer or a segment, and a checksum."""
+"""Name of a tokenizer or a segment; also a checksum."""
 JOURNAL = re.compile(r"journal-[0-9a-f]{32}\.jsonl")
-"""Of a journal's file."""
-_DIGITS = 15  # Python turns digits into a number in the square of their count
+"""File name of a journal."""
+_DIGITS = 15  # the time that Python takes to parse an integer is quadratic in its digits
 
 
 def form(pattern: str, most: int | None = None, least: int = 0) -> Meta:
-    """Describe a string that matches a pattern from its first character to its last."""
+    """Describe a string that matches a pattern as a whole."""
     return Meta(pattern=rf"\A(?:{pattern})\Z", min_length=least, max_length=most)
 
 
@@ -36,22 +36,22 @@ Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Speed = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 Text = Annotated[str, form(r"[^\ud800-\udfff]*")]
-"""Whole characters: JSON can also spell halves of one."""
+"""No surrogates, which JSON can express with escapes."""
 FilePath = Annotated[str, form(r"[^\0\ud800-\udc7f\udd00-\udfff]*", 4096, least=1)]
-"""Bytes of a path that are not UTF-8 stand in it as half characters."""
+"""Surrogates stand for bytes of a path that are not UTF-8."""
 Name = Annotated[str, form(NAME.pattern)]
 JournalName = Annotated[str, form(JOURNAL.pattern)]
 Fingerprint = Annotated[str, form("[0-9a-f]{64}")]
-"""Of a part of a model."""
+"""Checksum of one part of a model."""
 Encoding = Annotated[str, form("[0-9A-Za-z_-]{1,40}")]
 Time = Annotated[str, form(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")]
 
 
 def load_json(data: bytes, encoding: str = "ascii") -> dict[str, Any]:
-    """Read a JSON object: no key twice, no number beyond 15 digits, no NaN, not nested deep.
+    """Parse a JSON object without duplicate keys, integers of over 15 digits, NaN or deep nesting.
 
     Raises:
-        ValueError: It is not such an object.
+        ValueError: The data is not such an object.
     """
     try:
         fields = json.loads(
@@ -67,18 +67,18 @@ def load_json(data: bytes, encoding: str = "ascii") -> dict[str, Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a key comes twice")
+        raise ValueError("duplicate key")
     return fields
 
 
 def _integer(digits: str) -> int:
     if len(digits) > _DIGITS:
         raise ValueError("a number is too long")
-    return int(digits)  # which refuses NaN and Infinity
+    return int(digits)  # raises for NaN and Infinity
 
 
 def record(fields: Any, kind: type[T]) -> T:
-    """Build a record from the values of its fields; raises `ValueError` where one does not fit."""
+    """Build a record from its fields; raise `ValueError` if one is invalid."""
     try:
         return msgspec.convert(fields, kind, strict=True)
     except msgspec.ValidationError as error:
@@ -86,17 +86,20 @@ def record(fields: Any, kind: type[T]) -> T:
 
 
 def check_encoding(name: str) -> None:
-    """Check the name of an encoding of texts, as Python spells it; raises `ValueError`."""
+    """Raise `ValueError` unless `name` is Python's canonical name of a text encoding."""
     try:
-        "".encode(name)  # refuses codecs that are not for text
-        known = codecs.lookup(name).name
+        "".encode(name)  # raises for codecs that do not encode text
+        canonical = codecs.lookup(name).name
     except LookupError:
         raise ValueError("unknown encoding") from None
-    if known != name:
-        raise ValueError("spelled in another way")
+    if canonical != name:
+        raise ValueError("not the canonical name of the encoding")
 
 
 def check_moment(moment: str) -> None:
-    """Check a time, as `kvedit.timing.now` writes it, before the year 9999: there is a later one."""
+    """Raise `ValueError` unless a time in the format of `kvedit.timing.now` is before the year 9999.
+
+    `Home.next_use` needs to be able to represent a later time.
+    """
     if datetime.fromisoformat(moment).year >= 9999:
         raise ValueError("too late")

@@ -1,7 +1,7 @@
-"""Write files so that a reader finds the old one or the new one whole, whatever happens.
+"""Read and write files safely; a write is atomic.
 
-Files of a session are opened here only. A session may come from a stranger, so no link is followed,
-nothing but a plain file is read or written, and a size is looked at before memory is taken.
+Only this module opens the files of a session. A session may come from an untrusted source, so links are not
+followed, only regular files are read or written, and sizes are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from kvedit.errors import KveditError, SessionError
 
 TEMPORARY = ".tmp"
 LARGEST = 1 << 40
-"""Bytes of a file that is mapped or copied, and not read into memory."""
+"""Largest size in bytes of a file that is mapped or copied instead of read into memory."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-# What a file system says that cannot flush a folder, or does not let one open it.
+# Errors of file systems that cannot flush a folder or do not allow opening it.
 _UNFLUSHABLE = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES)
-# Not followed, if a link took its place meanwhile; not waited on, if a pipe did; not translated on Windows.
+# If a link or pipe replaced the file meanwhile, do not follow it or wait for it. Windows: no text mode.
 _CAREFUL = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC"))
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the failures of the file system while `path` is written into errors for the user."""
+    """Raise `KveditError` for file system errors while `path` is written."""
     try:
         yield
     except FileNotFoundError:
         raise KveditError(
-            f"{path} cannot be written: it is gone, or its folder is.",
-            "Run `kvedit sessions list` to see what is there, then run the command again.",
+            f"{path} cannot be written: it or its folder no longer exists.",
+            "Run `kvedit sessions list` to see which sessions exist, then run the command again.",
         ) from None
     except OSError as error:
         if error.errno in _FULL:
             raise KveditError(
-                f"There is no room left on the disk to write {path}.",
-                "Free some space and run the command again; the session is as it was before.",
+                f"The disk is full: {path} cannot be written.",
+                "Free some space and run the command again; the session is unchanged.",
             ) from None
         raise KveditError(
             f"{path} cannot be written: {error.strerror or error}.",
@@ -53,10 +53,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, *data: bytes | memoryview) -> None:
-    """Write `data`, part after part, beside `path`, flush it to the disk, then put it in place at once.
+    """Write the concatenated `data` to a temporary file, flush it, and rename it to `path`.
 
     Raises:
-        KveditError: The disk is full, or the folder cannot be written.
+        KveditError: The disk is full, or the folder is not writable.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
     with writing(path):
@@ -74,16 +74,16 @@ def replace_file(path: Path, *data: bytes | memoryview) -> None:
 
 
 def append_file(path: Path, size_bytes: int, data: bytes) -> None:
-    """Write `data` after the first `size_bytes` of a file, in place of all that follows, and flush it.
+    """Truncate a file to `size_bytes`, append `data` and flush it; create the file if that is 0.
 
     Raises:
-        KveditError: The disk is full, or the file cannot be written, or has not so many bytes.
-        SessionError: It is no plain file.
+        KveditError: The disk is full, or the file is not writable or is shorter than `size_bytes`.
+        SessionError: It is not a regular file.
     """
     check_plain(path)
     with writing(path):
         new = not size_bytes and not path.exists()
-        # A file that has bytes is there: one that has gone is not made anew.
+        # A file that should have bytes must exist: if it is gone, do not create it again.
         with _open(path, os.O_RDWR | (0 if size_bytes else os.O_CREAT), "r+b") as file:
             if os.fstat(file.fileno()).st_size < size_bytes:
                 raise OSError(errno.EIO, f"it has lost some of its first {size_bytes} bytes")
@@ -101,7 +101,7 @@ def append_file(path: Path, size_bytes: int, data: bytes) -> None:
 
 
 def copy_file(source: Path, target: Path, size_bytes: int | None = None) -> None:
-    """Copy a file to where none is, or its first `size_bytes`, and flush it."""
+    """Copy a file, or its first `size_bytes`, to a path that does not exist yet, and flush it."""
     with opened(source, source.name, LARGEST) as old, writing(target), _open(target, _NEW, "wb") as new:
         left = os.fstat(old.fileno()).st_size if size_bytes is None else size_bytes
         while left and (part := old.read(min(left, 1 << 20))):
@@ -111,7 +111,7 @@ def copy_file(source: Path, target: Path, size_bytes: int | None = None) -> None
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents, if need be."""
+    """Create a folder and its parents if they do not exist."""
     with writing(path):
         if not path.is_dir():
             path.mkdir(parents=True, exist_ok=True)
@@ -123,14 +123,14 @@ def read_file(path: Path, what: str, most_bytes: int) -> bytes:
 
     Args:
         path: The file.
-        what: What to call it in a message.
-        most_bytes: A larger one is not read.
+        what: What messages call it.
+        most_bytes: Largest size to read.
 
     Raises:
-        SessionError: It is not there, is no plain file, is too large or cannot be read.
+        SessionError: It is missing, not a regular file, too large or not readable.
     """
     with opened(path, what, most_bytes) as file, reading(path, what):
-        return file.read(os.fstat(file.fileno()).st_size)  # it takes the memory before it reads
+        return file.read(os.fstat(file.fileno()).st_size)  # `read` allocates as much as it is asked for
 
 
 @contextmanager
@@ -142,58 +142,58 @@ def opened(path: Path, what: str, most_bytes: int) -> Iterator[BinaryIO]:
     with file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
-            raise damaged(what, f"has {size} bytes, and at most {most_bytes} are read")
+            raise damaged(what, f"has {size} bytes, but at most {most_bytes} are allowed")
         yield file
 
 
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
-    """Turn the failures of the file system while `path` is read into errors for the user."""
+    """Raise `SessionError` for file system errors while `path` is read."""
     try:
         yield
     except PermissionError as error:
         raise SessionError(
             f"{path} cannot be read: {error.strerror}.",
-            "Check whose it is and its permissions, or set KVEDIT_HOME to another folder.",
+            "Check its owner and permissions, or set KVEDIT_HOME to another folder.",
         ) from None
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
         raise damaged(what, f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def check_plain(path: Path, *, folder: bool = False) -> None:
-    """Refuse what is there and is no plain file, or no plain folder: a link may lead anywhere.
+    """Refuse anything that exists and is not a regular file or, if `folder`, not a folder.
 
     Raises:
-        SessionError: It is a link, a pipe, a device or the like.
+        SessionError: It is, for example, a link, a pipe or a device.
     """
     kind = kind_of(path)
     if kind not in ("nothing", "unknown", "a folder" if folder else "a file"):
         raise SessionError(
-            f"{path} is {kind}, and kvedit takes only plain files and folders for a session's.",
-            "Take it away, or remove the session (`kvedit sessions remove`) and load the document again "
+            f"{path} is {kind}, but a session may contain only regular files and folders.",
+            "Delete it, or remove the session (`kvedit sessions remove`) and load the document again "
             "with `kvedit load FILE`.",
         )
 
 
 def kind_of(path: Path) -> str:
-    """Say what is at a path: `a file`, `a folder`, `a link`, `nothing`, `unknown` or something else."""
+    """Return what is at a path: `a file`, `a folder`, `a link`, `nothing`, `unknown` or another kind."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except PermissionError:
-        return "unknown"  # opening it says why
+        return "unknown"  # the error on opening it will tell
     except OSError:
         return "nothing"
-    # A junction of Windows is a link that its mode does not show.
-    if stat.S_ISLNK(found.st_mode) or getattr(found, "st_reparse_tag", False):
+    # A Windows junction is a link, but its mode does not show that.
+    if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", False):
         return "a link"
     for is_kind, name in ((stat.S_ISREG, "a file"), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe")):
-        if is_kind(found.st_mode):
+        if is_kind(status.st_mode):
             return name
     return "a device or a socket"
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of what is at a path itself, not of where a link leads; 0 for nothing."""
+    """Return the size of a path in bytes without following links; 0 if nothing exists there."""
     try:
         return os.lstat(path).st_size
     except OSError:
@@ -201,7 +201,7 @@ def size_of(path: Path) -> int:
 
 
 def damaged(what: str, how: str) -> SessionError:
-    """Make the error for a session whose files are not as they were written."""
+    """Return the error for a damaged session; `what` is the part and `how` completes the sentence."""
     return SessionError(
         f"The session is damaged: {what} {how}.",
         "Load the document again with `kvedit load FILE --force`.",
@@ -209,15 +209,15 @@ def damaged(what: str, how: str) -> SessionError:
 
 
 def digest(*data: bytes | memoryview) -> str:
-    """SHA-256 of `data`, part after part; the first half, which names a file by its content."""
-    found = hashlib.sha256()
+    """Return the first half of the SHA-256 of the concatenated `data`; it names files by content."""
+    checksum = hashlib.sha256()
     for part in data:
-        found.update(part)
-    return found.hexdigest()[:32]
+        checksum.update(part)
+    return checksum.hexdigest()[:32]
 
 
 def flush_folder(path: Path) -> None:
-    """Bring a folder's names to the disk, where the file system can."""
+    """Flush a folder's entries to disk, if the file system can."""
     if os.name == "nt":  # folders cannot be opened there
         return
     try:
@@ -235,7 +235,7 @@ def _open(path: Path, flags: int, mode: str) -> BinaryIO:
     handle = os.open(path, flags | _CAREFUL, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "it is no plain file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         return os.fdopen(handle, mode)  # type: ignore[return-value]
     except BaseException:
         os.close(handle)

@@ -1,7 +1,7 @@
-"""The header of a safetensors file, checked against the file before any memory is taken. No torch.
+"""Parse the header of a safetensors file, and check it against the file before memory is allocated.
 
-Such a file is eight bytes with the length of the header, the header as JSON, and the tensors one after
-the other. A session's segments and a checkpoint's weights are both read through this module.
+A safetensors file consists of the header's length in eight bytes, the header as JSON, and the tensors. The
+segments of a session and the weights of a checkpoint are both read through this module. Does not use torch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kvedit.store.checks import Count
 
 FORMAT = {"format": "kvedit-segment-1"}
 HEADER_BYTES = 8 + 4096
-"""How many bytes of a segment `parse_header` needs; its own header takes some 300."""
-_MOST_BYTES = 100_000_000  # of a checkpoint's header; the library's limit, too
+"""Number of bytes at the start of a segment that `parse_header` needs; its header takes about 300."""
+_MOST_BYTES = 100_000_000  # of a checkpoint's header; the safetensors library has the same limit
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2}
 _BYTES |= {"BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8}
 _Offset = Annotated[int, Meta(ge=0, le=1 << 48)]
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor: its dtype as the format calls it, its shape, and where its bytes begin and end."""
+    """One tensor: its dtype in the format's spelling, its shape, and where its bytes start and end."""
 
     dtype: str
     shape: tuple[Count, ...]
@@ -35,12 +35,12 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before the tensors of a file.
+    """The header of a file.
 
     Attributes:
-        size_bytes: Where the tensors begin.
-        metadata: Words that say what the file is.
-        tensors: By name.
+        size_bytes: Offset at which the tensors start.
+        metadata: Strings that describe the file.
+        tensors: The tensors by name.
     """
 
     size_bytes: int
@@ -49,10 +49,10 @@ class Header:
 
 
 def read_bytes(file: BinaryIO) -> bytes:
-    """Read the header of an open file unchecked, with its length; raises `OSError` where that fails."""
+    """Read the header of an open file without checking it, including its length; may raise `OSError`."""
     file.seek(0)
     start = file.read(8)
-    most = min(_MOST_BYTES, os.fstat(file.fileno()).st_size)  # it takes the memory before it reads
+    most = min(_MOST_BYTES, os.fstat(file.fileno()).st_size)  # `read` allocates what it is asked for
     return start + file.read(min(int.from_bytes(start, "little"), most))
 
 
@@ -60,7 +60,7 @@ def read_header(file: BinaryIO) -> Header:
     """Read and check the header of an open file.
 
     Raises:
-        ValueError: It is none, or says other sizes than the file has.
+        ValueError: It is not a header, or does not match the size of the file.
         OSError: It cannot be read.
     """
     return _parse(read_bytes(file), os.fstat(file.fileno()).st_size, "utf-8")
@@ -70,29 +70,29 @@ def parse_header(start: bytes, size_bytes: int) -> Header:
     """Read the header of a segment.
 
     Args:
-        start: The first bytes of the file: `HEADER_BYTES` of them, or all there are.
-        size_bytes: Of the whole file.
+        start: The first `HEADER_BYTES` of the file, or all of it if it is shorter.
+        size_bytes: Size of the whole file.
 
     Raises:
-        ValueError: It is none of a segment, or says other sizes than the file has.
+        ValueError: It is not the header of a segment, or does not match the size of the file.
     """
     header = _parse(start[:HEADER_BYTES], size_bytes, "ascii")
     if header.metadata != FORMAT or header.tensors.keys() != {"keys", "values", "ids"}:
         raise ValueError("not a segment")
     keys, values, ids = (header.tensors[name] for name in ("keys", "values", "ids"))
     if keys.dtype not in ("F32", "BF16", "F16") or len(keys.shape) != 4 or 0 in keys.shape:
-        raise ValueError("other keys than a segment has")
+        raise ValueError("wrong dtype or shape of the keys")
     if (values.dtype, values.shape, ids.dtype, ids.shape) != (keys.dtype, keys.shape, "I32", keys.shape[2:3]):
-        raise ValueError("another dtype or shape than the keys")
+        raise ValueError("dtypes or shapes that do not match the keys")
     if any((header.size_bytes + part.data_offsets[0]) % _BYTES[part.dtype] for part in (keys, values, ids)):
-        raise ValueError("no tensor can be mapped there")
+        raise ValueError("a tensor that is not aligned")
     return header
 
 
 def _parse(start: bytes, size_bytes: int, encoding: str) -> Header:
-    """Read a header whose tensors take all bytes of the file after it, each those of its shape."""
+    """Parse a header; its tensors must have the sizes of their shapes and fill the rest of the file."""
     if len(start) < 8:
-        raise ValueError("no length")
+        raise ValueError("the length is missing")
     stop = 8 + int.from_bytes(start[:8], "little")
     if stop > len(start):
         raise ValueError("the header is too long")
@@ -104,8 +104,8 @@ def _parse(start: bytes, size_bytes: int, encoding: str) -> Header:
         first, last = part.data_offsets
         size = prod(part.shape) * _BYTES[part.dtype] if part.dtype in _BYTES else last - first
         if first != end or last - first != size or size < 0:
-            raise ValueError("other bytes than the shape takes")
+            raise ValueError("a tensor's size does not match its shape")
         end = last
     if stop + end != size_bytes:
-        raise ValueError("other sizes than the file has")
+        raise ValueError("the tensors do not fill the file")
     return Header(stop, metadata, tensors)

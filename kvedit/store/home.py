@@ -26,11 +26,11 @@ class Overview:
 
     Attributes:
         name: Its name.
-        current: Whether commands use it when they name no session.
-        lines, tokens, stale, missing: Counts at its present revision.
-        size_bytes: Its size on disk.
-        created: When its document was loaded.
-        damage: What is wrong with it, if it cannot be read.
+        current: Whether commands use it if no session is named.
+        lines, tokens, stale, missing: Counts at the current revision.
+        size_bytes: Size on disk.
+        created: When the document was loaded.
+        damage: What is wrong with it, or `None` if it is readable.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Home:
         """
         if not _NAME.fullmatch(name):
             raise UsageError(
-                f"'{name}' cannot name a session.",
+                f"'{name}' is not a valid session name.",
                 "Use letters, digits, '.', '-' and '_', at most 64, not starting with '.' or '-'.",
             )
         return Store(self.folder / name)
@@ -76,18 +76,22 @@ class Home:
         """Return the store of a session to load.
 
         Raises:
-            UsageError: A session has that name, and `force` does not allow to replace it.
+            UsageError: A session has that name, and `force` is false.
         """
         store = self.store(name)
         if store.exists() and not force:
             raise UsageError(
-                f"There is a session '{name}' already.",
-                "Give --force to replace it, or --session NAME for another name.",
+                f"A session '{name}' already exists.",
+                "Use --force to replace it, or --session NAME for another name.",
             )
         return store
 
     def stores(self) -> Sequence[Store]:
-        """Return the stores of all sessions, by name; raises `SessionError` if they cannot be listed."""
+        """Return the stores of all sessions, sorted by name.
+
+        Raises:
+            SessionError: The folder cannot be read.
+        """
         try:
             names = sorted(name for name in os.listdir(self.folder) if _NAME.fullmatch(name))
         except (FileNotFoundError, NotADirectoryError):
@@ -95,7 +99,7 @@ class Home:
         except OSError as error:
             raise SessionError(
                 f"{self.folder} cannot be read: {error.strerror}.",
-                "Check whose it is and its permissions, or set KVEDIT_HOME to another folder.",
+                "Check its owner and permissions, or set KVEDIT_HOME to another folder.",
             ) from None
         return [store for store in map(self.store, names) if store.exists()]
 
@@ -103,7 +107,7 @@ class Home:
         """Return the store of the session that was loaded or chosen last.
 
         Raises:
-            SessionError: No session exists, or none can be read.
+            SessionError: No session exists, or none is readable.
         """
         stores = self.stores()
         if not stores:
@@ -119,13 +123,13 @@ class Home:
                     raise
         if not used:
             raise SessionError(
-                f"No session in {self.folder} can be read.",
+                f"None of the sessions in {self.folder} can be read.",
                 "Name one with --session to see why, or load a document with `kvedit load FILE --force`.",
             )
         return max(used, key=lambda item: item[:2])[2]
 
     def list(self) -> Sequence[Overview]:
-        """List the sessions by name, damaged ones included."""
+        """List the sessions by name, including damaged ones."""
         try:
             current = self.current().name
         except SessionError:
@@ -144,7 +148,7 @@ class Home:
         """Copy a session; the copies share the files of their segments.
 
         Raises:
-            UsageError: A session has the new name already.
+            UsageError: A session with the new name already exists.
         """
         store, target = self.store(name), self.store(new)
         store.read_manifest()
@@ -159,7 +163,7 @@ class Home:
         store.read_manifest()
         _check_free(target)
         if os.path.lexists(target.folder):
-            raise UsageError(f"There is a folder {target.folder} already.", "Choose another name.")
+            raise UsageError(f"The folder {target.folder} already exists.", "Choose another name.")
         with store.lock("rename", now()):
             store.rename(target)
 
@@ -172,9 +176,9 @@ class Home:
         return size
 
     def next_use(self) -> str:
-        """Return the time for a session that is loaded or chosen now: later than that of all others.
+        """Return a time to record as `used` now: the present time, but later than that of any session.
 
-        So the last one is the current one even if the clock was set back in between.
+        So the session used last is the current one even if the clock was set back meanwhile.
         """
         latest = now()
         for store in self.stores():
@@ -204,4 +208,4 @@ def _overview(store: Store, current: bool) -> Overview:
 
 def _check_free(target: Store) -> None:
     if target.exists():
-        raise UsageError(f"There is a session '{target.name}' already.", "Choose another name.")
+        raise UsageError(f"A session '{target.name}' already exists.", "Choose another name.")

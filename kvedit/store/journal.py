@@ -1,8 +1,7 @@
-"""The journal: every revision of a session, one line of JSON each, in one file that only grows.
+"""The journal: all revisions of a session in one append-only file, one line of JSON per revision.
 
-A line says how a revision differs from its parent. From time to time a line says all of it, so
-that opening one reads a few lines back, however many there are: once the lines since the last
-whole one are as long as that one was.
+A line holds how a revision differs from its parent. When the lines since the last complete one are longer
+than that line, the next line is complete, so reading a revision takes few lines in a journal of any length.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from kvedit.store.records import (
     parse_revision,
 )
 
-_LEAST_BYTES = 16384  # lines that one may have to read, however short the document is
+_LEAST_BYTES = 16384  # below this, no complete line is due, however short the last one is
 _SUFFIX = ".jsonl"
-_LINE_BYTES = 100  # every line is longer, so there are not too many of them to hold
+_LINE_BYTES = 100  # every line is longer; this limits how many lines a crafted journal can have
 
 
 class Journal:
     """The revisions of a session.
 
     Args:
-        folder: The session's.
-        record: How much of which file counts; `None` for a new one.
+        folder: Folder of the session.
+        record: The file and how much of it is valid; `None` for a new journal.
 
     Raises:
         SessionError: The file is missing or damaged.
@@ -52,52 +51,52 @@ class Journal:
         if record and self.record != record:
             raise damaged("the journal", "does not match its checksum")
         if (data and not data.endswith(b"\n")) or data.count(b"\n") > 1 + len(data) // _LINE_BYTES:
-            raise damaged("the journal", "does not consist of lines")
+            raise damaged("the journal", "is not a sequence of lines")
         self._lines = data.split(b"\n")[:-1]
         self._known: Revision | None = None  # the last one read or written
 
     @property
     def record(self) -> JournalRecord:
-        """What the manifest keeps of it."""
+        """The journal's record in the manifest."""
         return JournalRecord(self._name, self._size_bytes, self._hash.hexdigest()[:32])
 
     def __len__(self) -> int:
         return len(self._lines)
 
     def entry(self, number: int) -> Entry:
-        """Give what the log says of a revision; raises `SessionError` when it cannot be understood."""
+        """Return a revision's entry in the log; raise `SessionError` if its line is invalid."""
         return parse_entry(self._line(number))
 
     def revision(self, number: int) -> Revision:
-        """Read a revision; raises `SessionError` when it cannot be understood."""
+        """Read a revision; raise `SessionError` if it is invalid."""
         lines: list[Line] = []
         sizes: list[int] = []
-        at = number
-        while not (self._known and at == self._known.entry.number):
-            lines.append(self._line(at))
-            sizes.append(len(self._lines[at]))
+        ancestor = number
+        while not (self._known and ancestor == self._known.entry.number):
+            lines.append(self._line(ancestor))
+            sizes.append(len(self._lines[ancestor]))
             if lines[-1].text is not UNSET:
-                # No writer lets one read more than this; see `append`.
+                # `append` never lets the distance become larger.
                 if sum(sizes[1:-1]) > max(sizes[-1], _LEAST_BYTES):
-                    raise damaged(f"revision {number}", "is too far from a whole line")
+                    raise damaged(f"revision {number}", "is too far from a complete line")
                 break
             assert lines[-1].parent is not None
-            at = lines[-1].parent
-        found = self._known
+            ancestor = lines[-1].parent
+        revision = self._known
         try:
             for line in reversed(lines):
-                found = parse_revision(line, found)
+                revision = parse_revision(line, revision)
         except ValueError:
-            raise damaged(f"revision {number}", "does not fit the one before it") from None
-        assert found is not None
-        self._known = found
-        return found
+            raise damaged(f"revision {number}", "does not fit its parent") from None
+        assert revision is not None
+        self._known = revision
+        return revision
 
     def append(self, revision: Revision) -> bytes:
-        """Write a revision at the end; it counts once the manifest says so.
+        """Append a revision; it becomes valid when the manifest is written.
 
         Raises:
-            KveditError: It cannot be written, or the journal would be larger than one is read.
+            KveditError: It cannot be written, or the journal would exceed `JOURNAL_BYTES`.
         """
         parent = revision.entry.parent
         whole = parent is None or self._is_far(parent)
@@ -105,7 +104,7 @@ class Journal:
         if self._size_bytes + len(line) > JOURNAL_BYTES:
             raise KveditError(
                 f"The session's journal would be larger than {JOURNAL_BYTES} bytes.",
-                "Run `kvedit purge`, which drops the past, or load the document again.",
+                "Run `kvedit purge`, which removes the history, or load the document again.",
             )
         if not self._name:
             self._name = f"journal-{files.digest(line)}{_SUFFIX}"
@@ -117,9 +116,9 @@ class Journal:
         return line
 
     def segments(self) -> set[str]:
-        """Names of all segments that any revision points into; raises as `entry` does."""
-        found = {run[0] for number in range(len(self)) for run in self._line(number).rows[1]}
-        return {name for name in found if name is not None}
+        """Return the names of all segments that any revision uses; raise as `entry` does."""
+        names = {run[0] for number in range(len(self)) for run in self._line(number).rows[1]}
+        return {name for name in names if name is not None}
 
     def _line(self, number: int) -> Line:
         try:
@@ -127,10 +126,10 @@ class Journal:
                 raise ValueError("no such line")
             return parse_line(self._lines[number], number)
         except ValueError:
-            raise damaged(f"revision {number}", "cannot be understood") from None
+            raise damaged(f"revision {number}", "is invalid") from None
 
     def _is_far(self, number: int) -> bool:
-        """Whether the lines from the last whole one to this one have become longer than that one."""
+        """Return whether the lines after the last complete one, up to this one, are longer than that."""
         length = 0
         while True:
             line, size = self._line(number), len(self._lines[number])

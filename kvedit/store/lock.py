@@ -1,4 +1,4 @@
-"""One writer a session: a lock that dies with its process and says who holds it."""
+"""The lock that allows one writer per session; it ends with its process and names its holder."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kvedit.store.files import check_plain, read_file, replace_file, writing
 
 _HOLDER = "holder.json"
 _MOST_BYTES = 1000
-_Word = Annotated[str, form(r"[0-9A-Za-z:.\-]{1,40}")]  # it is printed, and may be a stranger's
-# What `flock` says where there are no locks, as on some network file systems.
+_Word = Annotated[str, form(r"[0-9A-Za-z:.\-]{1,40}")]  # is printed and may come from elsewhere
+# Errors of `flock` on file systems without locks, such as some network file systems.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 class _Holder(Struct, frozen=True, forbid_unknown_fields=True):
-    """Who holds the lock: the process, its command, and when that began."""
+    """The holder of the lock: its process, its command, and when that started."""
 
     pid: Count
     command: _Word
@@ -34,36 +34,36 @@ class _Holder(Struct, frozen=True, forbid_unknown_fields=True):
 
 @contextmanager
 def write_lock(folder: Path, command: str, since: str) -> Iterator[None]:
-    """Hold the session in `folder` for writing.
+    """Hold the write lock of the session in `folder`.
 
-    The operating system frees the lock when its holder dies, so no stale lock can stay behind.
+    The operating system releases the lock when its holder dies, so there are no stale locks.
 
     Args:
         folder: The session's folder.
-        command: What the holder is doing, for others to read.
-        since: When it began.
+        command: What the holder is doing, shown to other processes.
+        since: When that started.
 
     Raises:
-        LockedError: Another process holds it.
-        KveditError: The file system keeps no locks, or the folder cannot be written.
-        SessionError: The lock's file is no plain file.
+        LockedError: Another process holds the lock.
+        KveditError: The file system does not support locks, or the folder is not writable.
+        SessionError: The lock is not a regular file.
     """
-    place = folder / "lock"
-    check_plain(place)
-    lock = FileLock(place, timeout=0, fallback_to_soft=False)
-    with writing(place):
+    path = folder / "lock"
+    check_plain(path)
+    lock = FileLock(path, timeout=0, fallback_to_soft=False)
+    with writing(path):
         try:
             lock.acquire()
         except Timeout:  # an OSError too
             raise LockedError(
                 f"The session '{folder.name}' is being changed by {_read_holder(folder)}.",
-                "Wait until that process has ended, then run the command again.",
+                "Wait until that process has finished, then run the command again.",
             ) from None
         except (NotImplementedError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
                 raise
             raise KveditError(
-                f"The file system of {folder} keeps no locks, so two commands could disturb each other.",
+                f"The file system of {folder} does not support locks, so two commands could interfere.",
                 "Set KVEDIT_HOME to a folder on a local disk.",
             ) from None
     try:
@@ -74,12 +74,12 @@ def write_lock(folder: Path, command: str, since: str) -> Iterator[None]:
 
 
 def _write_holder(path: Path, holder: _Holder) -> None:
-    """Say who holds the lock. Nothing depends on it, so a full disk does not keep one from `remove`."""
+    """Record who holds the lock. Errors are ignored, so that `remove` works on a full disk."""
     try:
         replace_file(path, json.dumps(to_builtins(holder)).encode())
     except KveditError:
         with suppress(OSError):
-            path.unlink(missing_ok=True)  # it would name somebody else
+            path.unlink(missing_ok=True)  # it would name an earlier holder
 
 
 def _read_holder(folder: Path) -> str:

@@ -19,12 +19,12 @@ from kvedit.text.document import Edit, changed
 
 FORMAT = 2
 JOURNAL_BYTES = 1 << 30
-"""What a journal may have: it is read into memory."""
+"""Largest size of a journal, which is read into memory."""
 PARTS = ("config", "weights", "tokenizer", "chat_template")
 LATER_PARTS = ("tensor_samples",)  # sessions of kvedit 0.2 lack them
 
 Run = tuple[str | None, Count, Positive, Literal[0, 1]]
-"""Segment, start, length and whether refreshed, of a `Piece`."""
+"""A `Piece`: segment, start, length, and whether its rows were refreshed."""
 
 
 class ModelRecord(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,10 +32,10 @@ class ModelRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: As the user named it.
-        directory: Where its checkpoint was found.
-        dtype, device: As they were chosen at load.
-        context_length: Positions that it was made for.
-        parts: Fingerprint, by the name of the part.
+        directory: Folder of its checkpoint.
+        dtype, device: As chosen at load.
+        context_length: Number of positions that it was trained for.
+        parts: Fingerprints by name of the part.
     """
 
     name: FilePath
@@ -46,17 +46,17 @@ class ModelRecord(Struct, frozen=True, forbid_unknown_fields=True):
     parts: dict[str, Fingerprint]
 
     def differs_from(self, parts: Mapping[str, str]) -> str | None:
-        """Name the first part that is recorded and is another in a model; `None` if it is this one."""
-        return next((name for name, kept in self.parts.items() if parts.get(name) != kept), None)
+        """Return the first recorded part that differs in `parts`, or `None` if all are equal."""
+        return next((name for name, recorded in self.parts.items() if parts.get(name) != recorded), None)
 
 
 class JournalRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """How much of which journal is the session's.
+    """The session's journal and how much of it is valid.
 
     Attributes:
-        name: Of the file.
-        size_bytes: Bytes that count; what a killed command wrote after them does not.
-        digest: Of those bytes.
+        name: File name.
+        size_bytes: Valid bytes; a killed command may have left more.
+        digest: Checksum of the valid bytes.
     """
 
     name: checks.JournalName
@@ -65,22 +65,22 @@ class JournalRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The one small file that is replaced: `session.json`.
+    """The contents of `session.json`, the one small file that is replaced.
 
     Attributes:
         created: When the document was loaded.
-        used: When it was loaded or chosen; the latest one is the current session. Empty for a copy.
+        used: When the session was last loaded or chosen; the latest one is current. Empty for a copy.
         source: Path of the document, or `-`.
-        encoding: How its bytes were read.
-        bom: Whether they began with a byte order mark.
+        encoding: Encoding of the document.
+        bom: Whether the document started with a byte order mark.
         system: System text of the prompt.
-        model: What computed the rows.
+        model: The model that computed the rows.
         tokenizer: Name of the tokenizer's file.
         head_ids, before_question, after_question, before_next: The prompt's layout.
         prefill_tokens_per_s: Speed of the prefill at load.
-        journal: Where the revisions are.
-        revision: Number of the present one.
-        undone: Numbers of the edits that `redo` makes again, the next one last.
+        journal: The file with the revisions.
+        revision: Number of the current revision.
+        undone: Numbers of the revisions whose edits `redo` restores, the next one last.
     """
 
     created: Time
@@ -103,19 +103,19 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the log says of a revision.
+    """A revision's entry in the log.
 
     Attributes:
         number: Counts from 0.
-        parent: The revision before; `None` for the first.
-        state: Number of the load or edit that made its text.
-        created: When.
-        command: What made it, as one can type it.
-        edits: Edits of the text since the load.
+        parent: Number of the previous revision; `None` for the first.
+        state: Number of the load or edit that produced its text.
+        created: When it was created.
+        command: The command that created it.
+        edits: Number of edits since the load.
         changes: How its text differs from its parent's.
-        lines: Of the document.
-        tokens, stale, missing: Rows in all, and of these states.
-        frontier: The rows before it are exact.
+        lines: Number of lines of the document.
+        tokens, stale, missing: Number of rows, and of rows in these states.
+        frontier: Rows before this one are exact.
     """
 
     number: int
@@ -134,12 +134,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One state of the document and of its rows.
+    """The document, its rows and the conversation at one point in time.
 
     Attributes:
-        entry: What the log says of it.
+        entry: Its entry in the log.
         text: The document.
-        rows: Where the rows live, and which were refreshed.
+        rows: Where the rows are stored, and which were refreshed.
         turns: Ids of the conversation after the document.
     """
 
@@ -153,8 +153,9 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A line of the journal: an `Entry`, and how the revision differs from its parent.
 
     Attributes:
-        text: The document, on a line that says all of a revision.
-        rows, turns: Elements shared with the parent's at the start, those between, shared at the end.
+        text: The document; only a complete line has it.
+        rows, turns: Number of leading elements shared with the parent, the elements between, and
+            number of trailing elements shared.
     """
 
     number: Count
@@ -175,18 +176,18 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
-    """Write a manifest as JSON, with a checksum of its own."""
+    """Serialize a manifest as JSON that includes its checksum."""
     fields = {"format": FORMAT, **to_builtins(manifest)}
     fields["checksum"] = _checksum(fields)
     return json.dumps(fields).encode()
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Read a manifest, and check all of it but what other files say.
+    """Parse a manifest, and check everything that does not depend on other files.
 
     Raises:
-        SessionError: Of another format.
-        ValueError: Damaged, or made so that it would do harm.
+        SessionError: It has another format version.
+        ValueError: It is damaged or malicious.
     """
     fields = checks.load_json(data)
     found = fields.pop("format", None)
@@ -200,23 +201,23 @@ def parse_manifest(data: bytes) -> Manifest:
         checks.check_moment(checks.record(manifest.used, Time))
     checks.check_encoding(manifest.encoding)
     if not {*PARTS} <= manifest.model.parts.keys() <= {*PARTS, *LATER_PARTS}:
-        raise ValueError("other parts of a model")
+        raise ValueError("wrong parts of a model")
     return manifest
 
 
 def _another_format(found: int) -> SessionError:
     newer = "Update kvedit" if found > FORMAT else "Use the kvedit that wrote it"
     return SessionError(
-        f"The session was written in format {found}, and this kvedit reads format {FORMAT}.",
+        f"The session has format {found}, but this kvedit reads format {FORMAT}.",
         f"{newer}, or load the document again with --force.",
     )
 
 
 def dump_revision(revision: Revision, parent: Revision | None) -> bytes:
-    """Write a revision as one line of JSON: what differs from its parent, or all of it.
+    """Serialize a revision as one line of JSON: its differences from `parent`, or all of it if `None`.
 
-    Of the rows and of the conversation, what both share at their two ends is left out; the text
-    is that of the parent with the entry's changes.
+    Leading and trailing rows and ids shared with the parent are left out. The text follows from the
+    parent's text and the entry's changes.
     """
     fields = asdict(revision.entry)
     fields["changes"] = [[edit.start, edit.stop, edit.text] for edit in revision.entry.changes]
@@ -230,10 +231,10 @@ def dump_revision(revision: Revision, parent: Revision | None) -> bytes:
 
 
 def parse_line(data: bytes, number: int) -> Line:
-    """Read line `number` of a journal, and check all of it but what its parent says.
+    """Parse line `number` of a journal, and check everything that does not depend on its parent.
 
     Raises:
-        ValueError: Damaged, or made so that it would do harm.
+        ValueError: It is damaged or malicious.
     """
     line = checks.record(checks.load_json(data), Line)
     checks.check_moment(line.created)
@@ -246,22 +247,27 @@ def parse_line(data: bytes, number: int) -> Line:
     if any(start > stop for start, stop, _ in line.changes):
         raise ValueError("a change that ends before it starts")
     if any(start or refreshed for name, start, _, refreshed in line.rows[1] if name is None):
-        raise ValueError("a place of missing rows")
-    checks.record([*{run[0] for run in line.rows[1]}], list[Name | None])  # once each: patterns take time
+        raise ValueError("missing rows with a position")
+    # Each name only once: matching a pattern takes time.
+    checks.record([*{run[0] for run in line.rows[1]}], list[Name | None])
     return line
 
 
 def parse_entry(line: Line) -> Entry:
-    """Return what a line says of its revision."""
+    """Return the log entry of a line."""
     fields = {name: getattr(line, name) for name in Entry.__slots__}
     return Entry(**{**fields, "changes": tuple(Edit(*change) for change in line.changes)})
 
 
 def parse_revision(line: Line, parent: Revision | None) -> Revision:
-    """Return the revision of a line, with that of its parent unless it is whole.
+    """Return the revision of a line.
+
+    Args:
+        line: The line.
+        parent: The parent's revision; a complete line does not need it.
 
     Raises:
-        ValueError: It does not fit its parent.
+        ValueError: The line does not fit its parent.
     """
     entry = parse_entry(line)
     if line.text is not UNSET:
@@ -277,14 +283,14 @@ def parse_revision(line: Line, parent: Revision | None) -> Revision:
 
 
 def _joined(before: tuple[T, ...], head: int, middle: tuple[T, ...], tail: int) -> tuple[T, ...]:
-    """Undo `_cut`; raises `ValueError` where the two ends would be more than there is."""
+    """Undo `_cut`; raise `ValueError` if `before` has fewer elements than the two ends."""
     if head + tail > len(before):
         raise ValueError("more than the parent has")
     return (*before[:head], *middle, *before[len(before) - tail :])
 
 
 def _cut(before: tuple[T, ...], after: tuple[T, ...]) -> tuple[int, tuple[T, ...], int]:
-    """Say how `after` differs: elements shared at the start, those between, shared at the end."""
+    """Return the number of shared leading elements, the elements of `after` between, and shared trailing."""
     shorter = min(len(before), len(after))
     head = 0
     while head < shorter and before[head] == after[head]:

@@ -1,7 +1,7 @@
 """Segments: immutable safetensors files of rows, named by a checksum of their content.
 
-A question reads a cache's worth of them, so the checksum is XXH3, which is as fast as memory; it finds
-damage, and guards against nobody who means harm. kvedit 0.2 named them by SHA-256, which is still read.
+A question reads about as many bytes of segments as the cache has, so the checksum is XXH3, which is as fast
+as memory. It detects corruption, not tampering. Segments of kvedit 0.2, named by SHA-256, can be read.
 """
 
 from __future__ import annotations
@@ -26,44 +26,46 @@ SUFFIX = ".safetensors"
 
 
 def write_segment(folder: Path, states: States, ids: npt.NDArray[np.int64]) -> str:
-    """Write rows; give the segment's name.
+    """Write rows as a segment, and return its name.
 
     Args:
-        folder: Where segments live.
+        folder: Folder of the segments.
         states: Raw keys and values, `[L, H, N, D]` each.
-        ids: The rows' token ids, `int64 [N]`, kept so that a reader can tell rows from others.
+        ids: Token ids of the rows, `int64 [N]`; with them a reader can check that rows fit a text.
+
+    Raises:
+        KveditError: The disk is full, or the folder is not writable.
     """
-    # The library's own writer copies every tensor twice; the file is little more than its bytes.
+    # The safetensors library copies every tensor twice when it writes; the format is simple enough.
     tensors = {
-        "ids": torch.from_numpy(ids.astype(np.int32)),  # first, so that all begin at a multiple of 4
+        "ids": torch.from_numpy(ids.astype(np.int32)),  # first, so that all start at a multiple of 4
         "keys": states.keys.cpu().contiguous(),
         "values": states.values.cpu().contiguous(),
     }
     header: dict[str, Any] = {"__metadata__": FORMAT}
     start = 0
-    for name, tensor in tensors.items():
+    for key, tensor in tensors.items():
         stop = start + tensor.nbytes
         dtype = tensorfile.NAMES[tensor.dtype]
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        header[key] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     data: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
     data += map(_bytes, tensors.values())
-    digested = _checksum(*data)
-    path = folder / f"{digested}{SUFFIX}"
-    # One that is there may be mapped, and Windows lets nobody replace it; it is the same anyway.
-    if not _is_intact(path, digested):
+    name = _checksum(*data)
+    path = folder / f"{name}{SUFFIX}"
+    # An existing file may be mapped, and Windows cannot replace a mapped file; it has the same content.
+    if not _is_intact(path, name):
         replace_file(path, *data)
-    return digested
+    return name
 
 
 def read_segment(folder: Path, name: str) -> dict[str, Tensor]:
     """Read a segment: `keys` and `values` `[L, H, N, D]`, `ids` `int32 [N]`.
 
     Raises:
-        SessionError: It is not there, its bytes are not those that were written, or they are none of
-            a segment.
+        SessionError: It is missing or damaged, or is not a segment.
     """
     what, path = f"segment {name}", folder / f"{name}{SUFFIX}"
     with opened(path, what, LARGEST) as file, reading(path, what):
@@ -73,7 +75,7 @@ def read_segment(folder: Path, name: str) -> dict[str, Tensor]:
     try:
         header = parse_header(_bytes(data[:HEADER_BYTES]).tobytes(), len(data))
     except ValueError:
-        raise damaged(what, "cannot be understood") from None
+        raise damaged(what, "is invalid") from None
     return tensorfile.tensors(data, header)
 
 
@@ -82,15 +84,15 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _checksum(*data: bytes | memoryview) -> str:
-    """XXH3 of `data`, part after part, 128 bits of it."""
-    found = xxhash.xxh3_128()
+    """Return the 128-bit XXH3 of the concatenated `data`."""
+    checksum = xxhash.xxh3_128()
     for part in data:
-        found.update(part)
-    return found.hexdigest()
+        checksum.update(part)
+    return checksum.hexdigest()
 
 
 def _is_named(data: Tensor, name: str) -> bool:
-    """Whether a mapped file's name is that of its bytes, which are let go of once they are read."""
+    """Return whether a mapped file's content matches its name; release its pages afterwards."""
     named = _checksum(_bytes(data)) == name or digest(_bytes(data)) == name
     tensorfile.release(data)
     return named

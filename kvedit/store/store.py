@@ -1,9 +1,9 @@
-"""A session on disk. docs/session-format.md describes the files.
+"""A session on disk. docs/session-format.md specifies the files.
 
-`session.json` is replaced, the journal grows, and all other files are immutable and named by
-their content. A writer adds to them and then replaces `session.json`; killed at any instant, the
-session is the old one or the new one. The only package that reads or writes session files. Loads
-no torch until a segment is touched.
+`session.json` is replaced, the journal is append-only, and all other files are immutable and named by their
+content. A writer adds files and then replaces `session.json`, so a command that is killed at any moment
+leaves the old session or the new one. Only this package reads or writes session files. torch is imported
+only to read or write segments.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Store:
     """The files of one session.
 
     Attributes:
-        folder: Where they are.
-        written_bytes: Bytes that this store has written to files.
+        folder: Folder of the session.
+        written_bytes: Bytes written through this object.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,21 +53,21 @@ class Store:
         return self.folder.name
 
     def exists(self) -> bool:
-        """Whether a session was ever completed here, sound or not."""
+        """Return whether the folder holds a session, damaged or not."""
         return files.kind_of(self.folder / "session.json") != "nothing"
 
     @contextmanager
     def lock(self, command: str, since: str, *, new: bool = False) -> Iterator[None]:
-        """Hold the session for writing, and remove what a killed writer was writing.
+        """Hold the session's write lock, and remove temporary files of killed writers.
 
         Args:
             command: What the holder is doing, one word.
-            since: When it began.
-            new: Make the session's folder, if it is not there.
+            since: When that started.
+            new: Create the session's folder if it does not exist.
 
         Raises:
-            LockedError: Another process holds it.
-            SessionError: There is no such folder, or it is a link.
+            LockedError: Another process holds the lock.
+            SessionError: The folder does not exist or is a link.
         """
         if new:
             files.make_folder(self.folder)
@@ -84,7 +84,7 @@ class Store:
         """Read `session.json`.
 
         Raises:
-            SessionError: There is no session, or it is damaged.
+            SessionError: The session does not exist or is damaged.
         """
         if not self.exists():
             raise self._no_session()
@@ -92,7 +92,7 @@ class Store:
         try:
             return parse_manifest(data)
         except ValueError:
-            raise files.damaged("session.json", "cannot be understood") from None
+            raise files.damaged("session.json", "is invalid") from None
 
     def _no_session(self) -> SessionError:
         return SessionError(
@@ -101,7 +101,7 @@ class Store:
         )
 
     def _inside(self, kind: str | None = None) -> Path:
-        """Give the session's folder, or one in it; raises `SessionError` where it is a link."""
+        """Return the session's folder, or a subfolder; raise `SessionError` if it is a link."""
         files.check_plain(self.folder, folder=True)
         if kind is None:
             return self.folder
@@ -109,43 +109,43 @@ class Store:
         return self.folder / kind
 
     def _folders(self) -> list[Path]:
-        """The session's folder and those in it, as far as they are there and no links."""
+        """Return the session's folder and its subfolders, except those that are missing or links."""
         folders = (self.folder, *(self.folder / kind for kind in _KINDS))
         return [folder for folder in folders if files.kind_of(folder) == "a folder"]
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Replace `session.json` at once: the moment at which a command takes effect."""
+        """Replace `session.json` atomically; this is when a command takes effect."""
         data = dump_manifest(manifest)
         if len(data) > _MANIFEST_BYTES:
             raise KveditError(
-                f"The session's settings take more than {_MANIFEST_BYTES} bytes.",
-                "Load the document again, with a shorter --system.",
+                f"session.json would be larger than {_MANIFEST_BYTES} bytes.",
+                "Load the document again with a shorter --system.",
             )
         files.replace_file(self._inside() / "session.json", data)
         self.written_bytes += len(data)
 
     def read(self) -> tuple[Manifest, Journal]:
-        """Read the manifest with its journal; raises `SessionError` when one is damaged."""
+        """Read the manifest and its journal; raise `SessionError` if one is damaged."""
         manifest = self.read_manifest()
         while True:
             try:
                 journal = Journal(self._inside(), manifest.journal)
                 break
             except SessionError:
-                # Another process may have put a new journal in the old one's place meanwhile.
+                # Another process may have replaced the journal meanwhile.
                 before, manifest = manifest, self.read_manifest()
                 if manifest.journal.name == before.journal.name:
                     raise
         if max(manifest.revision, *manifest.undone, 0) >= len(journal):
-            raise files.damaged("session.json", "names a revision that the journal does not have")
+            raise files.damaged("session.json", "names a revision that is not in the journal")
         return manifest, journal
 
     def append(self, journal: Journal, revision: Revision) -> None:
-        """Write a revision into the session's journal."""
+        """Append a revision to the session's journal."""
         self.written_bytes += len(journal.append(revision))
 
     def read_tokenizer(self, name: str) -> str:
-        """Read the tokenizer's JSON; raises `SessionError` when it is damaged."""
+        """Read the tokenizer's JSON; raise `SessionError` if it is damaged."""
         path = self._inside("tokenizers") / f"{name}.json"
         data = files.read_file(path, "the tokenizer", _TOKENIZER_BYTES)
         if files.digest(data) != name:
@@ -153,10 +153,10 @@ class Store:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError:
-            raise files.damaged("the tokenizer", "cannot be understood") from None
+            raise files.damaged("the tokenizer", "is invalid") from None
 
     def write_tokenizer(self, serialized: str) -> str:
-        """Write the tokenizer's JSON; give its name."""
+        """Write the tokenizer's JSON, and return its name."""
         data = serialized.encode("utf-8")
         name = files.digest(data)
         folder = self._inside("tokenizers")
@@ -166,13 +166,13 @@ class Store:
         return name
 
     def read_segment(self, name: str) -> dict[str, Tensor]:
-        """Read the tensors of a segment; raises `SessionError` when it is damaged."""
+        """Read the tensors of a segment; see `kvedit.store.segments.read_segment`."""
         from kvedit.store.segments import read_segment
 
         return read_segment(self._inside("segments"), name)
 
     def write_segment(self, states: States, ids: npt.NDArray[np.int64]) -> str:
-        """Write rows as a segment; give its name."""
+        """Write rows as a segment, and return its name."""
         from kvedit.store.segments import SUFFIX, write_segment
 
         folder = self._inside("segments")
@@ -182,22 +182,22 @@ class Store:
         return name
 
     def size_bytes(self) -> int:
-        """Bytes that the session takes on disk."""
+        """Return the size of the session on disk."""
         return sum(map(files.size_of, self._files()))
 
     def sweep(self, manifest: Manifest | None, journal: Journal | None) -> int:
-        """Remove every file that no revision of the journal reaches; all of them without one.
+        """Remove every session file that no revision of the journal uses; all of them if it is `None`.
 
-        Only what has the name of a session's file: what else lies there is not kvedit's.
+        Files that do not have the name of a session file are left alone.
 
         Returns:
-            Bytes that were freed.
+            Bytes freed.
 
         Raises:
-            SessionError: A folder of the session is a link, or the journal cannot be understood.
+            SessionError: A folder of the session is a link, or the journal is invalid.
         """
         for kind in _KINDS:
-            self._inside(kind)  # a link may be somebody's intention: it is not taken away
+            self._inside(kind)  # raises for a link, which may be intentional and is not removed
         kept = {self.folder / "session.json"}
         if manifest is not None and journal is not None:
             kept |= {
@@ -215,26 +215,26 @@ class Store:
         return freed
 
     def copy(self, target: Store) -> None:
-        """Copy the session into `target`, whose lock the caller holds; segments are shared.
+        """Copy the session into `target`, whose lock the caller holds; segments are hard links.
 
-        The copy never is the current session by itself.
+        The copy does not become the current session.
         """
         manifest, journal = self.read()
         names = {"tokenizers": [manifest.tokenizer], "segments": sorted(journal.segments())}
         for kind, suffix in _KINDS.items():
-            source, place = self._inside(kind), target._inside(kind)
-            files.make_folder(place)
+            old, new = self._inside(kind), target._inside(kind)
+            files.make_folder(new)
             for name in names[kind]:
-                _share(source / f"{name}.{suffix}", place / f"{name}.{suffix}")
+                _share(old / f"{name}.{suffix}", new / f"{name}.{suffix}")
         record = manifest.journal
         _discard(target.folder / record.name)
         files.copy_file(self.folder / record.name, target.folder / record.name, record.size_bytes)
         target.write_manifest(replace(manifest, used=""))
 
     def remove(self) -> None:
-        """Remove the session; the caller holds its lock. Killed midway, it is gone all the same.
+        """Remove the session; the caller holds its lock. If killed midway, the session is gone.
 
-        What is not kvedit's stays, and the folder with it.
+        Other files in the folder stay, and then so does the folder.
         """
         _discard(self.folder / "session.json")
         for path in self._files():
@@ -246,19 +246,19 @@ class Store:
                 folder.rmdir()
 
     def rename(self, target: Store) -> None:
-        """Give the session another name; the caller holds its lock."""
+        """Rename the session; the caller holds its lock."""
         with files.writing(target.folder):
             self.folder.rename(target.folder)
         self.folder = target.folder
 
     def _files(self) -> Iterator[Path]:
-        """The session's files, by their names, but for lock and holder; `session.json` comes last."""
+        """Yield the session's files except `lock` and `holder.json`; `session.json` comes last."""
         for kind, suffix in _KINDS.items():
             folder = self.folder / kind
             if files.kind_of(folder) in ("a folder", "nothing"):
                 yield from (folder / name for name in _names(folder) if _is_ours(name, suffix))
             else:
-                yield folder  # a link: where it leads is not the session's
+                yield folder  # a link: its target does not belong to the session
         yield from (self.folder / name for name in _names(self.folder) if checks.JOURNAL.fullmatch(name))
         if self.exists():
             yield self.folder / "session.json"
@@ -277,7 +277,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _discard(path: Path) -> None:
-    """Remove what has the name of a session's file; of a link the link, of folders only an empty one."""
+    """Remove a file, a link without its target, or an empty folder."""
     with files.writing(path):
         if files.kind_of(path) == "a folder":
             path.rmdir()
@@ -286,7 +286,7 @@ def _discard(path: Path) -> None:
 
 
 def _share(source: Path, target: Path) -> None:
-    """Make a file appear at `target`: as the same file where that can be shared, else as a copy."""
+    """Hard-link `source` at `target`, or copy it if that is not possible."""
     files.check_plain(source)
     _discard(target)
     try:

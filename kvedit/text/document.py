@@ -58,7 +58,7 @@ class LineRange:
         if first < 1 or last > line_count or first > last:
             held = "no lines" if line_count == 0 else f"lines 1 to {line_count}"
             raise UsageError(
-                f"The range {self} lies outside the document, which has {held}.",
+                f"The range {self} is outside the document, which has {held}.",
                 "Run `kvedit show` to see the lines with their numbers.",
             )
         return first - 1, last
@@ -150,8 +150,8 @@ class Document:
         except UnicodeEncodeError as error:
             line = self.text.count("\n", 0, error.start) + 1
             raise UsageError(
-                f"Line {line} holds '{self.text[error.start]}', which {encoding} cannot write.",
-                "Edit that line, or write another encoding: `kvedit export --encoding utf-8`.",
+                f"Line {line} contains '{self.text[error.start]}', which {encoding} cannot represent.",
+                "Edit that line, or use another encoding: `kvedit export --encoding utf-8`.",
             ) from None
 
     def recoded(self, encoding: str) -> Document:

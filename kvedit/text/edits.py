@@ -82,8 +82,8 @@ def movement(document: Document, lines: LineRange, after: int) -> list[Edit]:
     at = _end_of_line(document, after)
     if first < after < last:
         raise UsageError(
-            f"Line {after} is one of the lines {lines} that would be moved.",
-            "Name a line outside the range.",
+            f"Line {after} is inside the range {lines} that would be moved.",
+            "Give a line outside the range.",
         )
     if after in (first, last):
         return []
@@ -198,8 +198,8 @@ def _end_of_line(document: Document, line: int) -> int:
     if not 0 <= line <= count:
         held = "no lines" if count == 0 else f"lines 1 to {count}"
         raise UsageError(
-            f"There is no line {line} to stand after; the document has {held}.",
-            "Run `kvedit show` to see the lines with their numbers; 0 is the top.",
+            f"Line {line} does not exist; the document has {held}.",
+            "Run `kvedit show` to see the line numbers; 0 is the top.",
         )
     return (*document.line_starts, len(document.text))[line] if line else 0
 
@@ -216,7 +216,7 @@ def _ending(text: str) -> str:
 def _check(text: str) -> None:
     """Raise if the text contains what a text file cannot."""
     if "\0" in text:
-        raise UsageError("The new text holds a zero character, which no text file does.", "Leave it out.")
+        raise UsageError("The new text contains a NUL character.", "Remove it.")
 
 
 def _with_endings(text: str, newline: str) -> str:

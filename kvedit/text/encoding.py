@@ -52,7 +52,7 @@ def decode(data: bytes, name: str, encoding: str | None = None) -> tuple[str, st
     """
     found, start = _recognised(data, name, encoding)
     if len(data) == start:
-        raise UsageError(f"{name} is empty.", "Give a file that holds some text.")
+        raise UsageError(f"{name} is empty.", "Give a file with some text.")
     if found == "utf-8" and (zero := data.find(b"\0")) >= 0:
         raise _binary(name, zero)
     body = data[start:]
@@ -61,7 +61,7 @@ def decode(data: bytes, name: str, encoding: str | None = None) -> tuple[str, st
         back = text.encode(found)
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{name} is not valid {found.upper()}: byte {start + error.start} cannot be read.", _NAME_IT
+            f"{name} is not valid {found.upper()}: byte {start + error.start} cannot be decoded.", _NAME_IT
         ) from None
     except UnicodeError:  # for example from Python's idna, which is not for files
         raise _unknown(encoding or found) from None
@@ -87,7 +87,7 @@ def _recognised(data: bytes, name: str, encoding: str | None) -> tuple[str, int]
         found = next((known for known in ends if data.startswith(MARKS[known])), None)
         if found is None:
             raise UsageError(
-                f"{name} has no byte order mark, which would say what kind of {asked.upper()} it is.",
+                f"{name} has no byte order mark, so the byte order of {asked.upper()} is unknown.",
                 f"Give --encoding {ends[0]} or {ends[1]}.",
             )
         return found, len(MARKS[found])

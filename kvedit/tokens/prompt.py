@@ -58,8 +58,8 @@ def encode_body(tokenizer: Tokenizer, text: str, context_length: int) -> Tokens:
         tokens = len(tokenizer.encode_text(text[:start]))
         if tokens > 2 * context_length:  # cutting a text changes only the ids at its end
             raise ContextError(
-                f"The first {start} of the document's {len(text)} characters are {tokens} tokens already, "
-                f"and the model's context holds {context_length}.",
+                f"The first {start} of the document's {len(text)} characters are {tokens} tokens, "
+                f"but the model's context has {context_length}.",
                 "Shorten the document, or choose a model with a longer context.",
             )
         start *= 4
@@ -81,6 +81,6 @@ def check_context(tokens: int, more: int, what: str, context_length: int) -> Non
     if tokens + more > context_length:
         raise ContextError(
             f"The document ({tokens} tokens) and {what} ({more}) need {tokens + more} tokens, "
-            f"and the model's context holds {context_length}.",
+            f"but the model's context has {context_length}.",
             "Shorten the document or the answer, or choose a model with a longer context.",
         )

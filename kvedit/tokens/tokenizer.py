@@ -72,7 +72,7 @@ class Tokenizer:
         try:
             return backend.encode(text, add_special_tokens=False)
         except TypeError:
-            raise UsageError("The text is not valid UTF-8.", "Write it in UTF-8, or in a file.") from None
+            raise UsageError("The text is not valid UTF-8.", "Give it in UTF-8, or in a file.") from None
 
     @cached_property
     def _control(self) -> frozenset[int]:

@@ -72,7 +72,7 @@ def test_a_computation_that_exceeds_memory_is_refused_first(
     cache = llama.cache_bytes(len(session.rows))
     only(monkeypatch, cache)  # room for the cache, and for nothing beside it
     monkeypatch.setattr(llama, "walk", lambda *args, **more: pytest.fail("it began"))
-    with pytest.raises(KveditError, match="beside the model") as refused:
+    with pytest.raises(KveditError, match="in addition to the model") as refused:
         VERBS[verb](cold)
     needed, available = (float(part.replace(",", "")) for part in numbers(refused.value.fact))
     assert needed >= available == round(cache / 1e6, 1)
@@ -93,7 +93,7 @@ def test_a_document_that_exceeds_memory_leaves_the_old_session(
     session = load_session(home, llama, TEXT)
     before = contents(home)
     only(monkeypatch, llama.cache_bytes(len(session.rows)))
-    with pytest.raises(KveditError, match=r"of [\d,]+ tokens needs [\d.]+ MB .* 0.\d MB are available"):
+    with pytest.raises(KveditError, match=r"of [\d,]+ tokens needs [\d.]+ MB .* 0.\d MB is available"):
         load_session(home, llama, TEXT + "One more.\n")
     assert contents(home) == before
 
@@ -105,7 +105,7 @@ def test_too_little_memory_is_one_sentence_and_a_remedy(
     only(monkeypatch, 5)
     done = CliRunner().invoke(app, ["load", "a.txt", "-m", str(checkpoints["llama"])])
     assert done.exit_code == 1
-    assert "0.0 MB are available." in " ".join(done.stderr.split())
+    assert "0.0 MB is available." in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert not list(home.glob("*/session.json"))
 

@@ -357,7 +357,7 @@ def test_pickles_are_refused_by_their_reason(tmp_path: Path, checkpoints: dict[s
     folder = shutil.copytree(checkpoints["llama"], tmp_path / "pickled")
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="pickles, which can run code"):
+    with pytest.raises(ModelError, match="pickle files, which can run code"):
         open_stock(folder, device="cpu")
     with pytest.raises(ModelError, match="pickle, which can run code"):
         resolve(str(folder / "pytorch_model.bin"))

@@ -179,7 +179,7 @@ BAD = """
 2; Unknown device 'tpu'; load fine.txt -m {model} --device tpu
 2; Unknown dtype 'int8'; load fine.txt -m {model} --dtype int8
 2; already; load contract.txt -m {model}
-2; cannot name a session; load fine.txt -m {model} -s ../up
+2; is not a valid session name; load fine.txt -m {model} -s ../up
 2; lines 1 to 22; delete --lines 23 | delete -l 1 -l 20-40 | delete --lines 0-3 | show --lines 99
 2; ends before it starts; delete --lines 5-2
 2; not a range; delete --lines = | delete --lines 1,
@@ -202,7 +202,7 @@ BAD = """
 4; weights; load fine.txt -m {cut}
 4; no tokenizer; load fine.txt -m {mute}
 4; no model configuration; load fine.txt -m .
-4; is no model; load fine.txt -m fine.txt
+4; is not a model; load fine.txt -m fine.txt
 5; holds 1024; load long.txt -m {model} | load long.txt -m {model} -s contract --force
 5; holds 1024; ask Who? --max-new-tokens 1000 | ask {long}
 """

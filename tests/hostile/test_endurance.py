@@ -79,7 +79,7 @@ def test_the_page_has_every_row_and_no_row_lost_data(bench: Any) -> None:
     assert found == list(bench.ROWS)
     for line in table.splitlines()[3:]:
         *_, count, wrong, seconds, seed, _ = (cell.strip() for cell in line.split("|"))
-        assert (wrong, seed) == ("none", "1") or count == "not here"
+        assert (wrong, seed) == ("none", "1") or count == "not run"
         assert int(seconds.replace(",", "")) >= 0
     for name in bench.ROWS:
         assert f"`{name}`" in page.partition(bench.END)[2]
@@ -96,7 +96,7 @@ def test_rows_replace_those_with_the_same_name(bench: Any) -> None:
     assert again.endswith(f"{bench.END}\nAfter.\n")
     assert [line for line in again.splitlines() if bench.name_of(line)] == [
         "| `faults` | injected | 3 | 1 | 0 | 2 |",
-        "| `fuzz` | x | not here |  | 0 | 1 |",
+        "| `fuzz` | x | not run |  | 0 | 1 |",
         "| `kills` | killed | 1,000 | none | 1 | 3 |",
     ]
 

@@ -342,7 +342,7 @@ def test_invalid_json_is_refused_at_once(store, llama, name):
 def test_a_newer_format_is_refused_with_both_numbers(store, llama):
     change(store.folder, "format", 7)
     error = refused(lambda: read_whole(store, llama))
-    assert error.fact == "The session was written in format 7, and this kvedit reads format 2."
+    assert error.fact == "The session has format 7, but this kvedit reads format 2."
     assert "Update kvedit" in error.remedy
 
 

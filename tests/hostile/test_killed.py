@@ -198,7 +198,7 @@ def test_a_command_on_a_full_disk_fails_and_changes_nothing(server, short, long,
     if (command, done.code) == ("delete", 0):
         return  # it needs two pages; one is free once nobody can be named as the holder
     assert done.code == 1, done.err
-    assert "no room left on the disk" in done.err
+    assert "The disk is full" in done.err
     assert "Free some space" in done.err
     assert held(home) == before
     (small_disk / "filler").unlink()

@@ -111,23 +111,23 @@ def test_every_policy_is_an_arm_with_every_rule_and_budget(rule, copies, budget,
 @pytest.mark.parametrize(
     ("name", "fact", "remedy"),
     [
-        ("nonsense", "'nonsense' is no arm.", "POLICY@BUDGET"),
-        ("sur", "'sur' is no arm.", "sur@2%"),
-        ("sur@", "'sur@' is no arm.", "reprefill"),
-        ("@5%", "'@5%' is no arm.", "erratum"),
-        ("", "'' is no arm.", "shift"),
-        ("sur/@5%", "'sur/@5%' is no arm.", "POLICY/SUPPORT@BUDGET"),
-        ("Sur@5%", "'Sur@5%' is no arm.", "POLICY@BUDGET"),
-        ("sur@5% ", "'sur@5% ' is no arm.", "POLICY@BUDGET"),
-        ("sur+copies@5%", "'sur+copies@5%' is no arm.", "POLICY@BUDGET"),
-        ("sur+copy/units@5%", "'sur+copy/units@5%' is no arm.", "POLICY@BUDGET"),
+        ("nonsense", "'nonsense' is not an arm.", "POLICY@BUDGET"),
+        ("sur", "'sur' is not an arm.", "sur@2%"),
+        ("sur@", "'sur@' is not an arm.", "reprefill"),
+        ("@5%", "'@5%' is not an arm.", "erratum"),
+        ("", "'' is not an arm.", "shift"),
+        ("sur/@5%", "'sur/@5%' is not an arm.", "POLICY/SUPPORT@BUDGET"),
+        ("Sur@5%", "'Sur@5%' is not an arm.", "POLICY@BUDGET"),
+        ("sur@5% ", "'sur@5% ' is not an arm.", "POLICY@BUDGET"),
+        ("sur+copies@5%", "'sur+copies@5%' is not an arm.", "POLICY@BUDGET"),
+        ("sur+copy/units@5%", "'sur+copy/units@5%' is not an arm.", "POLICY@BUDGET"),
         ("best@5%", "Unknown policy 'best'.", "units-bm25"),
         ("shift@5%", "Unknown policy 'shift'.", "sur"),
         ("sur/lines@5%", "Unknown support 'lines'.", "rows, window, units"),
         ("sur@much", "'much' is not a budget.", "128t"),
         ("sur@5", "'5' is not a budget.", "5%"),
-        ("sur@120%", "The budget 120% lies outside 0% to 100%.", "full"),
-        ("sur@-1%", "The budget -1% lies outside 0% to 100%.", "full"),
+        ("sur@120%", "The budget 120% is outside 0% to 100%.", "full"),
+        ("sur@-1%", "The budget -1% is outside 0% to 100%.", "full"),
     ],
 )
 def test_an_invalid_arm_is_refused_with_a_valid_form(name, fact, remedy):
@@ -447,7 +447,7 @@ def test_a_case_with_another_ending_gets_its_own_clean_prefill(llama, change):
 
 def test_a_case_that_exceeds_the_context_is_refused(llama):
     long = make_case("long", text=TEXT * 5)
-    with pytest.raises(ContextError, match=r"Case long needs \d+ tokens, and the model's context holds 1024"):
+    with pytest.raises(ContextError, match=r"Case long needs \d+ tokens, but the model's context has 1024"):
         Trial(llama, long)
     assert isinstance(Trial(llama, make_case()).clean, Clean)
 
@@ -707,9 +707,7 @@ def test_evidence_refuses_arms_that_need_a_forward_pass(llama):
         "erratum",
         *(f"{policy}@5%" for policy in POLICIES if policy_class(policy).reads_cache),
     ):
-        with pytest.raises(
-            UsageError, match=r"selects nothing without a forward pass\. Leave it out"
-        ) as raised:
+        with pytest.raises(UsageError, match=r"needs a forward pass to select rows\. Leave it out") as raised:
             list(precision(llama, [make_case()], arms(name)))
         assert name in raised.value.fact
     others = [f"{policy}@5%" for policy in POLICIES if not policy_class(policy).reads_cache]
@@ -806,7 +804,7 @@ def test_a_run_with_another_config_in_the_folder_is_refused(finished, llama, tmp
         ("arms", {"names": ("shift", "reprefill")}),
     ):
         with pytest.raises(
-            UsageError, match=f"holds a run with another {named}. Name another folder"
+            UsageError, match=f"contains a run with a different {named}. Give another folder"
         ) as raised:
             start(folder, llama, **more)
         assert raised.value.exit_code == 2
@@ -840,10 +838,10 @@ def test_a_run_resumes_on_another_day_and_machine(finished, llama, tmp_path):
 
 def test_a_folder_with_something_else_is_refused(llama, tmp_path):
     (tmp_path / "letter.txt").write_text("Dear Sir")
-    with pytest.raises(UsageError, match="holds something else than a run"):
+    with pytest.raises(UsageError, match="is not empty and is not a run"):
         start(tmp_path, llama)
     assert files(tmp_path) == {"letter.txt": b"Dear Sir"}
-    with pytest.raises(UsageError, match="holds no run"):
+    with pytest.raises(UsageError, match="is not a run"):
         Run.open(tmp_path)
     with pytest.raises(UsageError, match="cannot be written"):
         start(tmp_path / "letter.txt" / "run", llama)
@@ -853,7 +851,7 @@ def test_a_models_folder_is_refused_and_keeps_its_config(llama, checkpoints, tmp
     config = (checkpoints["llama"] / "config.json").read_bytes()
     (tmp_path / "config.json").write_bytes(config)
     for opened in (Run.open, lambda place: start(place, llama)):
-        with pytest.raises(UsageError, match="holds something else than a run"):
+        with pytest.raises(UsageError, match="is not a run"):
             opened(tmp_path)
     assert files(tmp_path) == {"config.json": config}
 
@@ -868,7 +866,7 @@ def test_a_damaged_line_is_reported_with_its_number(finished, llama, tmp_path, d
     kept = lines(finished)
     folder = copied(finished, tmp_path / "run", "".join([*kept[:2], damage, *kept[3:]]))
     before = files(folder)
-    with pytest.raises(KveditError, match=r"Line 3 of .*cases.jsonl is no record. Take the line out"):
+    with pytest.raises(KveditError, match=r"Line 3 of .*cases.jsonl is not a record. Remove the line"):
         execute(start(folder, llama), llama, made_cases(), arms(*NAMES))
     assert files(folder) == before
     # And the remedy helps.
@@ -910,8 +908,8 @@ def test_a_case_that_does_not_fit_is_reported_and_left_out(llama, tmp_path):
             lambda record: record["arms"]["sur@10%"].update(refreshed=1),
             r"Case fees-10 has 1 refreshed in sur",
         ),
-        (lambda record: record["arms"]["shift"].update(kl=float("nan")), r"Case fees-10 holds nan"),
-        (lambda record: record.update(case="fees-8"), r"Case fees-8 is there 2 times"),
+        (lambda record: record["arms"]["shift"].update(kl=float("nan")), r"Case fees-10 has nan"),
+        (lambda record: record.update(case="fees-8"), r"Case fees-8 occurs 2 times"),
     ],
 )
 def test_an_incomplete_run_gets_no_report(finished, tmp_path, wrong, message):

@@ -200,7 +200,7 @@ def test_a_custom_haystack_is_a_file_or_a_folder(tiny):
 
 def test_questions_without_a_case_are_reported_with_the_reason(inside):
     command, result = inside
-    said = "Left out: 1 question, because it has no answer with a word in it." in result.stderr
+    said = "Left out: 1 question, because none of its answers contains a word." in result.stderr
     assert said == ("questions.jsonl" in command)
 
 
@@ -228,7 +228,7 @@ def test_several_data_sets_are_shown_one_by_one(tiny):
     [
         (("niah", "--policies", "best"), "Unknown policy 'best'.", "units-bm25"),
         (("niah", "--policies", ","), "Unknown policy ''.", "sur"),
-        (("niah", "--arm", "sur"), "'sur' is no arm.", "sur@2%"),
+        (("niah", "--arm", "sur"), "'sur' is not an arm.", "sur@2%"),
         (("niah", "--arm", "best@5%"), "Unknown policy 'best'.", "sur"),
         (("niah", "--support", "lines"), "Unknown support 'lines'.", "units"),
         (("niah", "--budgets", "much"), "'much' is not a budget.", "5%"),
@@ -266,9 +266,9 @@ def test_several_data_sets_are_shown_one_by_one(tiny):
         (("executor", "--text", "no.txt"), "no.txt", ""),
         (("numerics", "--contexts", "abc"), "--contexts cannot be 'abc'.", "1000,2000"),
         (("numerics", "--text", "letter.txt"), "tokens only.", "--text"),
-        (("compare", "nowhere", "nowhere"), "nowhere holds no run.", "a bench wrote"),
-        (("report", "nowhere"), "nowhere holds no run.", "a bench wrote"),
-        (("niah", "--out", "full"), "full holds something else than a run.", "empty folder"),
+        (("compare", "nowhere", "nowhere"), "nowhere is not a run.", "a bench wrote"),
+        (("report", "nowhere"), "nowhere is not a run.", "a bench wrote"),
+        (("niah", "--out", "full"), "full is not empty and is not a run.", "empty folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -316,7 +316,7 @@ def test_a_run_with_other_options_is_refused_and_unchanged(tiny):
     before = files(Path("out"))
     for change in (("--seed", "1"), ("-a", "replay"), ("--split", "dev"), ("--cases", "4")):
         failed = parsed(*NIAH, *change, "--model", tiny, "--out", "out", code=2)["error"]
-        assert re.fullmatch(r"out holds a run with another (arms|options)\.", failed["fact"])
+        assert re.fullmatch(r"out contains a run with a different (arms|options)\.", failed["fact"])
         assert "--out" in failed["remedy"]
     failed = parsed(*EXECUTOR, "--model", tiny, "--out", "out", code=2)["error"]
     assert "another arms, bench, options" in failed["fact"]
@@ -379,7 +379,7 @@ def test_a_run_compared_with_itself_shows_no_difference(tiny):
 def test_unrelated_runs_and_measurements_are_not_compared(tiny):
     parsed(*NIAH, "--model", tiny, "-o", "a")
     parsed(*NIAH, "--split", "dev", "--model", tiny, "-o", "b")
-    assert parsed("compare", "a", "b", code=2)["error"]["fact"] == "The two runs share no case."
+    assert parsed("compare", "a", "b", code=2)["error"]["fact"] == "The two runs have no case in common."
     parsed(*EXECUTOR, "--model", tiny, "-o", "c")
     assert "executor" in parsed("compare", "a", "c", code=2)["error"]["fact"]
 

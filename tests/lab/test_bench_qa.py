@@ -260,29 +260,32 @@ def test_iirc_articles_become_contexts_of_eight(tmp_path):
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        ('{"id": 1}\n{"id" 2}\n', "bad.jsonl, line 1: 'paragraphs' is missing or no list"),
-        (json.dumps(OWN) + '\n\n{"id" 2}\n', "bad.jsonl, line 3: no JSON: Expecting ':' delimiter, column 7"),
-        ('[\n{"_id": "1",}\n]', "bad.jsonl, line 2: no JSON"),
-        ("[]", "bad.jsonl holds no question"),
-        ("   \n", "bad.jsonl holds no question"),
+        ('{"id": 1}\n{"id" 2}\n', "bad.jsonl, line 1: 'paragraphs' is missing or not a list"),
+        (
+            json.dumps(OWN) + '\n\n{"id" 2}\n',
+            "bad.jsonl, line 3: invalid JSON: Expecting ':' delimiter, column 7",
+        ),
+        ('[\n{"_id": "1",}\n]', "bad.jsonl, line 2: invalid JSON"),
+        ("[]", "bad.jsonl contains no questions"),
+        ("   \n", "bad.jsonl contains no questions"),
         ("", "bad.jsonl is empty"),
         ("[1]", "bad.jsonl, record 1: an object was expected"),
         ("[[1]]", "bad.jsonl, record 1: an object was expected"),
         ("7\n", "bad.jsonl, line 1: an object was expected"),
         (
             json.dumps([HOTPOT, {**HOTPOT, "_id": "2", "answer": None}]),
-            "record 2: 'answer' is missing or no string",
+            "record 2: 'answer' is missing or not a string",
         ),
         (json.dumps([{**HOTPOT, "context": [["Night"]]}]), "record 1: 'supporting_facts' or 'context' is no"),
         (json.dumps([{**HOTPOT, "supporting_facts": [[[], 1]]}]), "'supporting_facts' or 'context' is no"),
         (json.dumps([{**HOTPOT, "context": [["Night", [1]]]}]), "record 1: a passage of 'context' holds"),
         (json.dumps([{**HOTPOT, "context": [["", [" "]]]}]), "record 1: a passage is empty"),
         (json.dumps({**OWN, "dataset": "squad"}), "line 1: the data set 'squad' is not one of hotpotqa"),
-        (json.dumps({**OWN, "answers": [1]}), "line 1: 'answers' holds something that is no string"),
-        (json.dumps({**MUSIQUE, "answer_aliases": "x"}), "line 1: 'answer_aliases' is missing or no list"),
+        (json.dumps({**OWN, "answers": [1]}), "line 1: 'answers' contains something that is not a string"),
+        (json.dumps({**MUSIQUE, "answer_aliases": "x"}), "line 1: 'answer_aliases' is missing or not a list"),
         (json.dumps([HOTPOT, HOTPOT]), "has the question 5a8b twice"),
-        (json.dumps([{"questions": [{}], "text": "A"}]), "article 1: 'context' is missing or no list"),
-        (json.dumps([{"questions": 3, "text": "A"}]), "article 1: 'questions' is missing or no list"),
+        (json.dumps([{"questions": [{}], "text": "A"}]), "article 1: 'context' is missing or not a list"),
+        (json.dumps([{"questions": 3, "text": "A"}]), "article 1: 'questions' is missing or not a list"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_location(tmp_path, text, fact):
@@ -302,17 +305,17 @@ def test_a_missing_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"answers": ()}, "it has no answer with a word in it"),
-        ({"answers": ("The!",)}, "it has no answer with a word in it"),
+        ({"answers": ()}, "none of its answers contains a word"),
+        ({"answers": ("The!",)}, "none of its answers contains a word"),
         ({"flaw": "it is unanswerable"}, "it is unanswerable"),
         ({"passages": (Passage("A", "a", False, False),) * 4}, "no passage is marked as evidence"),
         (
             {"passages": (Passage("A", "a", True, False), *(Passage("B", "b", False, True),) * 3)},
-            "every passage is evidence or holds the answer",
+            "every passage is evidence or contains the answer",
         ),
         (
             {"passages": (Passage("A", "a", True, False), *(Passage("B", "b", False, False),) * 2)},
-            "fewer than four passages have no three places",
+            "it has fewer than four passages",
         ),
     ],
 )
@@ -320,7 +323,7 @@ def test_an_unusable_question_is_returned_with_its_reason(change, reason):
     good = synthetic("good", 8)
     bad = replace(synthetic("bad", 8), **change)
     assert qa.sift([bad, good]) == ([good], {"hotpotqa-bad": reason})
-    with pytest.raises(UsageError, match=r"hotpotqa-bad gives no case: .*sift"):
+    with pytest.raises(UsageError, match=r"hotpotqa-bad does not qualify: .*sift"):
         list(qa.cases([good, bad]))
 
 

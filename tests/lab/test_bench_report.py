@@ -208,9 +208,9 @@ SPOILED = {
     "refreshed in sur@2%": lambda r: r[3]["arms"]["sur@2%"].update(refreshed=1),
     "rows in sur@5%": lambda r: r[3]["arms"]["sur@5%"].update(rows=1),
     "rows in replay": lambda r: r[3]["arms"]["replay"].update(rows=1),
-    "is there 2 times": lambda r: r.append(copy.deepcopy(r[0])),
+    "occurs 2 times": lambda r: r.append(copy.deepcopy(r[0])),
     "has 1 cases": lambda r: r.pop(),
-    "holds nan at arms.shift.kl": lambda r: r[3]["arms"]["shift"].update(kl=math.nan),
+    "has nan at arms.shift.kl": lambda r: r[3]["arms"]["shift"].update(kl=math.nan),
     "holds -inf at arms.replay.logp": lambda r: r[3]["arms"]["replay"].update(logp=-math.inf),
     "schema version 2": lambda r: r[3].update(schema_version=2),
     "no cases": lambda r: r.clear(),
@@ -349,9 +349,9 @@ def test_a_run_does_not_differ_from_itself(records):
 
 
 def test_runs_that_share_nothing_cannot_be_compared(records):
-    with pytest.raises(UsageError, match="share no case"):
+    with pytest.raises(UsageError, match="have no case in common"):
         compare(records, make_records(datasets=("iirc",)))
-    with pytest.raises(UsageError, match="share no arm"):
+    with pytest.raises(UsageError, match="have no arm in common"):
         compare(records, make_records(arms=("other@2%",)))
     with pytest.raises(KveditError, match="no cases"):
         compare(records, [])

@@ -93,14 +93,14 @@ def test_comparison_catches_a_different_forward_pass(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     own = Tokenizer(tokenizer.backend_tokenizer.to_str())
     model = Model(tmp_path, from_transformers(network), own, (), {}, lambda system: Prompt((), "", "", ""))
-    with pytest.raises(ModelError, match="forward pass differs"):
+    with pytest.raises(ModelError, match="differ from its own forward pass"):
         Stock(model, network).compare().check()
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
     shutil.copytree(checkpoints["llama"], tmp_path / "bare")
     (tmp_path / "bare" / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="no weights"):
+    with pytest.raises(ModelError, match="no safetensors weights"):
         open_model(tmp_path / "bare", device="cpu")
 
 
@@ -132,7 +132,7 @@ def test_a_local_model_uses_no_network(checkpoints: dict[str, Path], monkeypatch
 
 @pytest.mark.parametrize("name", ["nothing", "./not/here/at/all", "a b"])
 def test_unknown_names_are_refused(name: str) -> None:
-    with pytest.raises(ModelError, match="There is no model"):
+    with pytest.raises(ModelError, match="Unknown model"):
         resolve(name)
 
 
@@ -203,7 +203,7 @@ def test_a_system_text_without_its_role_joins_the_users_turn() -> None:
 def test_a_template_that_changes_the_text_is_refused() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "<|im_start|>user\nnothing of yours<|im_end|>"
-    with pytest.raises(ModelError, match="does not keep"):
+    with pytest.raises(ModelError, match="changes the user's text"):
         layout(tokenizer, Tokenizer(tokenizer.backend_tokenizer.to_str()), None)
 
 

@@ -155,7 +155,7 @@ def test_export_names_an_unencodable_character_and_its_line(home: Path, checkpoi
     kvedit("load", "text.txt", "-m", checkpoints["llama"], "--encoding", "latin-1")
     kvedit("append", "18 €")
     told = kvedit("export", "-o", "copy.txt", code=2).stderr
-    assert "Line 2 holds '€', which iso8859-1 cannot write." in told
+    assert "Line 2 holds '€', which iso8859-1 cannot represent." in told
     assert not Path("copy.txt").exists()
     for name, start in (("utf-8", b""), ("utf-8-sig", codecs.BOM_UTF8), ("utf-16", codecs.BOM_UTF16_LE)):
         record = json.loads(
@@ -171,8 +171,8 @@ def test_export_names_an_unencodable_character_and_its_line(home: Path, checkpoi
     "words",
     [["append", "-e", "a\\u0000b"], ["replace", "-l", "1", "-e", "\\u0000"], ["insert", "-a", "0", "a\0"]],
 )
-def test_a_document_never_contains_a_zero_character(contract: Path, words: list[str]) -> None:
-    assert "zero character" in kvedit(*words, code=2).stderr
+def test_a_document_never_contains_a_nul_character(contract: Path, words: list[str]) -> None:
+    assert "NUL character" in kvedit(*words, code=2).stderr
 
 
 def test_an_edited_text_is_kept_when_it_cannot_be_applied(
