@@ -218,7 +218,7 @@ def test_moved_lines_stand_where_a_list_of_lines_has_them(case):
     text, first, last, after = case
     document = Document(text)
     if first <= after < last:
-        with pytest.raises(UsageError, match="one of the lines") as caught:
+        with pytest.raises(UsageError, match="inside the range") as caught:
             movement(document, LineRange(first, last), after)
         assert caught.value.exit_code == 2
         return
