@@ -87,11 +87,11 @@ def test_the_last_line_gone_leaves_nothing_to_refresh(session: Session) -> None:
 
 
 def test_what_does_not_fit_is_refused_with_both_numbers_and_nothing_is_cut(llama: Model, home: Path) -> None:
-    with pytest.raises(ContextError, match="holds 1024") as refused:
+    with pytest.raises(ContextError, match="context has 1024") as refused:
         load_session(home, llama, TEXT * 9)
     assert refused.value.exit_code == 5
     session = load_session(home, llama, TEXT)
-    with pytest.raises(ContextError, match="holds 1024"):
+    with pytest.raises(ContextError, match="context has 1024"):
         session.ask(QUESTION, max_new_tokens=1000)
 
 
