@@ -1,1 +1,1 @@
-"""What benchmarks and tests share: tiny checkpoints, and rigs that measure, kill and check."""
+"""Helpers of benchmarks and tests: tiny checkpoints, and rigs that measure, kill and check."""

@@ -1,7 +1,7 @@
-"""Kill commands at chosen or random instants, and look at the session that they leave.
+"""Kill commands at chosen or random moments, and check the session that they leave.
 
-Commands run as processes of their own. A small server that has loaded torch forks them, so that
-the instants fall into the command's work and not into the loading of libraries.
+Each command runs in its own process. A small server that has loaded torch forks it, so that it is killed
+while it works and not while it imports libraries.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Server:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Server]:
-    """A server with a tiny model, until the block ends."""
+    """Run a server with a tiny model until the block ends."""
     served = Server(folder, save_tiny(folder / "llama", "llama", max_position_embeddings=4096))
     try:
         yield served
@@ -154,7 +154,7 @@ def serving(folder: Path) -> Iterator[Server]:
 
 
 class Stage(NamedTuple):
-    """A session to be disturbed, and the commands that do something to it."""
+    """A session to disturb, and the commands that change it."""
 
     home: Path
     commands: dict[str, tuple[Any, ...]]
@@ -181,7 +181,7 @@ def stage(root: Path, server: Server, lines: int) -> Stage:
 
 
 def held(home: Path) -> tuple[Any, ...] | None:
-    """All that a session says, each of its files read and checked."""
+    """Return the state of a session, after reading and checking all of its files."""
     store = Store(home / "contract")
     if not store.exists():
         return None
@@ -193,7 +193,7 @@ def held(home: Path) -> tuple[Any, ...] | None:
 
 
 def check_next(server: Server, home: Path, states: tuple[Any, Any]) -> None:
-    """The session is as before the command or as after it, and the next command works."""
+    """Check that the session is as before the command or as after it, and that the next command works."""
     found = held(home)
     assert found in states
     done = server.run(home, "delete", "--lines", "1", "--json")
@@ -203,12 +203,12 @@ def check_next(server: Server, home: Path, states: tuple[Any, Any]) -> None:
 
 
 class Killed(NamedTuple):
-    """What became of a script that was killed again and again.
+    """Results of killing a script repeatedly.
 
     Attributes:
-        turns, killed: How often it was started, and was killed before its end.
-        steps: How many of the states between its commands were found.
-        wrong: The turns that left another state than those, or a session that cannot go on.
+        turns, killed: How often it was started, and how often it was killed before its end.
+        steps: Number of states between its commands that occurred.
+        wrong: Turns that left a different state, or a session that cannot continue.
     """
 
     turns: int
@@ -218,7 +218,7 @@ class Killed(NamedTuple):
 
 
 def kill_scripts(server: Server, start: Stage, folder: Path, turns: int, seed: int) -> Killed:
-    """Kill a script at random instants, spread over its time; each time look at what is left."""
+    """Kill a script at random moments spread over its duration, and check the session each time."""
     home, chance, script = folder / "home", random.Random(seed), folder / "script.kvedit"
     script.write_text("\n".join(SCRIPT))
     states = [held(start.copy(home))]
@@ -238,6 +238,6 @@ def kill_scripts(server: Server, start: Stage, folder: Path, turns: int, seed: i
             if turn % 10 == 0:
                 assert server.run(home, "sessions", "check").code == 0
                 check_next(server, home, tuple(states))
-        except Exception as error:  # a session that cannot be read is as wrong as one in no state
+        except Exception as error:  # an unreadable session is a failure too
             wrong.append(f"turn {turn} of seed {seed}: {error!r}"[:300])
     return Killed(turns, killed, len(found), wrong)

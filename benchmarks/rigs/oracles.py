@@ -1,7 +1,7 @@
-"""Two oracles that settle whether a cache is right, and random edits to try them on.
+"""Two oracles that decide whether a cache is correct, and random edits to test with.
 
-O1, context-free: where no layer sees another row, a row's keys and values depend on its token and its
-position alone. So after any edits and a shift, without any refresh, all layers equal a fresh prefill.
+O1, context-free: if no layer sees other rows, a row's keys and values depend only on its token and its
+position. So after any edits and a shift, without any refresh, all layers equal a fresh prefill.
 O2, full budget: the same keys, values and greedy tokens as loading the edited text.
 """
 
@@ -25,7 +25,7 @@ WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa".split()
 
 
 def a_text(lines: int) -> str:
-    """Numbered lines that all differ, with a blank one now and then."""
+    """Return different numbered lines, with some blank ones."""
     return "".join(
         f"{number}. The {WORDS[number % 10]} code of item {number} is {number * 37 % 1000}.\n"
         + ("\n" if number % 4 == 0 else "")
@@ -34,7 +34,7 @@ def a_text(lines: int) -> str:
 
 
 def without_context(folder: Path) -> Model:
-    """Open a checkpoint so that no layer sees any other row: attention adds nothing."""
+    """Open a checkpoint with attention outputs of zero, so that no layer sees other rows."""
     stock = open_stock(folder, device="cpu")
     for layer in stock.network.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
@@ -44,14 +44,14 @@ def without_context(folder: Path) -> Model:
 
 
 def by_prefill(session: Session) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotated keys and values `[L, H, T, D]` of the session's ids, from nothing."""
+    """Return rotated keys and values `[L, H, T, D]` of a fresh prefill of the session's ids."""
     model, states = session.model, prefill_states(session.model, session._state.ids)
     cos, sin = model.rope.angles(torch.arange(len(session._state.ids)), model.dtype)
     return rotate(states.keys, cos, sin), states.values
 
 
 def gap(session: Session, layers: int | None = None) -> float:
-    """The largest difference between the session's rows, gathered from disk, and a prefill of its ids."""
+    """Return the largest difference between the session's rows on disk and a prefill of its ids."""
     cache, total = working_cache(session), len(session.rows)
     clean = by_prefill(session)
     pairs = zip((cache.keys, cache.values), clean, strict=True)
@@ -59,8 +59,8 @@ def gap(session: Session, layers: int | None = None) -> float:
 
 
 def check_context_free(session: Session) -> None:
-    """O1, on a session of a model without context: ids of the text, and every layer exact at 0 %."""
-    session.ask(QUESTION, budget="0", max_new_tokens=1)  # which computes what is missing, and no more
+    """Check O1 on a session of a model without context: correct ids, and every layer exact at 0 %."""
+    session.ask(QUESTION, budget="0", max_new_tokens=1)  # computes only missing rows
     assert not session.rows.missing.any()
     encoded = session._state.tokenizer.encode_text(session.document.text).ids
     assert np.array_equal(
@@ -70,7 +70,7 @@ def check_context_free(session: Session) -> None:
 
 
 def check_full_budget(session: Session, home: Path) -> None:
-    """O2: at a full budget the same states and the same greedy tokens as a load of the text."""
+    """Check O2: at a full budget, the same states and greedy tokens as loading the text."""
     answer = session.ask(QUESTION, budget=Budget.full(), max_new_tokens=8)
     fresh = load_session(home, session.model, session.document.text)
     assert session.rows.frontier == len(session.rows)
@@ -80,13 +80,13 @@ def check_full_budget(session: Session, home: Path) -> None:
 
 
 def lines_of(chance: random.Random, count: int, longest: int = 4) -> str:
-    """A range of lines within a document of `count` lines."""
+    """Return a random range of lines of a document of `count` lines."""
     first = chance.randint(1, count)
     return f"{first}-{min(count, first + chance.randrange(longest))}"
 
 
 def random_step(session: Session, chance: random.Random) -> str:
-    """Do something to a session; the document stays about as long as it is. Gives what was done."""
+    """Make a random change that keeps the document at about the same length; return its name."""
     count, entry = session.document.line_count, session._state.revision.entry
     verbs = ["delete", "deletes", "insert", "replace", "move", "ask", "heal"]
     verbs += ["undo"] * bool(entry.edits) + ["redo"] * bool(session._state.manifest.undone)
@@ -119,19 +119,19 @@ def random_step(session: Session, chance: random.Random) -> str:
 def run_scripts(
     free: Model, whole: Model, home: Path, scripts: int, seed: int, steps: int = 8, lines: int = 24
 ) -> tuple[int, list[str]]:
-    """Run random series of steps, each against both oracles.
+    """Run random series of steps, and check each with both oracles.
 
     Args:
-        free: A model without context, for O1, which is checked after every step.
-        whole: One with context, for O2, at the end of each script.
-        home: Gets the sessions.
-        scripts: How many.
-        seed: Of the first; the next ones follow.
-        steps: Of each script.
-        lines: Of each document at its start.
+        free: Model without context, for O1, which is checked after every step.
+        whole: Model with context, for O2, which is checked at the end of each script.
+        home: Folder for the sessions.
+        scripts: Number of scripts.
+        seed: Seed of the first script; the others get the following numbers.
+        steps: Number of steps per script.
+        lines: Initial number of lines of each document.
 
     Returns:
-        Steps done, and what was wrong: the seed and the step, with what the oracle said.
+        The number of steps, and the failures: seed, step and error of each.
     """
     done, wrong = 0, list[str]()
     for number in range(seed, seed + scripts):

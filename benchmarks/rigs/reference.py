@@ -1,4 +1,4 @@
-"""Slow and obvious ways to the same numbers, for tests to compare with."""
+"""Slow and simple reference computations for tests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from kvedit.text.document import Document
 
 
 def load_session(home: Path, model: Model, text: str, name: str = "document") -> Session:
-    """Load a text with a model that is open already."""
+    """Load a text with an open model."""
     return Session.load(Document(text), model=model, name=name, home=home, force=True)
 
 
 def working_cache(session: Session) -> KVCache:
-    """The cache as a new process sees it after the shift."""
+    """Return the shifted cache as a new process computes it."""
     session._state.read_segments()
     working = WorkingCache(session.model)
     working.reserve(len(session.rows))
@@ -34,20 +34,20 @@ def working_cache(session: Session) -> KVCache:
 
 
 def prefill_states(model: Model, ids: Any) -> States:
-    """Raw states of a clean prefill."""
+    """Return the raw states of a clean prefill."""
     cache = model.new_cache(len(ids))
     return States.concatenate(list(prefill_(model, cache, torch.from_numpy(np.asarray(ids)))))
 
 
 def stock_network(model: Model) -> Any:
-    """The network that transformers reads from a model's folder."""
+    """Return the network that transformers reads from a model's folder."""
     return open_stock(model.directory, device="cpu").network
 
 
 def stock_greedy(
     model: Model, ids: Any, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[int], list[int]]:
-    """Logits of the last row and greedy ids, by kvedit's walk and by transformers' own forward pass."""
+    """Return logits of the last row and greedy ids, of kvedit's walk and of transformers' forward pass."""
     tensor = torch.from_numpy(np.asarray(ids, dtype=np.int64))
     cache = model.new_cache(len(ids) + count)
     hidden = None
@@ -71,7 +71,7 @@ def stock_greedy(
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder of sessions, but for locks and who held them last."""
+    """Return all files below a folder of sessions, except locks and their holders."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -80,7 +80,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def read_whole(store: Store, model: Model) -> Session:
-    """Open a session and read all that an answer needs."""
+    """Open a session and read everything that an answer needs."""
     session = Session(State(store))
     session.use_model(model)
     session._state.read_segments()

@@ -1,13 +1,13 @@
-"""The files of a run as shapes: `config.json`, lines of `cases.jsonl`, `summary.json`.
+"""Schemas of the files of a run: `config.json`, lines of `cases.jsonl`, `summary.json`.
 
-Plain Python, so that `benchmarks/smoke.py` can use it too. A shape is
+They use no test library, so that `benchmarks/smoke.py` can check files too. A shape is
 
-    a type            a value of it; `float` takes whole numbers, and neither takes true for 1
+    a type            a value of that type; `float` includes integers, and numbers exclude true and false
     None              null
-    (a, b)            one of them
+    (a, b)            one of several shapes
     [shape]           a list of such values
     {str: shape}      an object with any keys
-    {"key": shape}    an object with these keys, and no other
+    {"key": shape}    an object with exactly these keys
     {}                any object
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def each(shape: Any, *names: str) -> dict[str, Any]:
-    """Give several keys the same shape."""
+    """Return an object shape in which several keys have the same shape."""
     return {name: shape for name in names}
 
 
@@ -163,7 +163,7 @@ COMPARISON = {
 
 
 def check_case(record: Any, bench: str = "niah") -> None:
-    """Check a line of `cases.jsonl`; raises `AssertionError` with the place that is wrong."""
+    """Check a line of `cases.jsonl`; raise `AssertionError` with the path of a wrong value."""
     _check(record, LINES[bench], "record")
     assert record["schema_version"] == 1, "record.schema_version is not 1"
     if bench in WITH_CASES:
@@ -173,13 +173,13 @@ def check_case(record: Any, bench: str = "niah") -> None:
 
 
 def check_config(config: Any) -> None:
-    """Check `config.json`; raises `AssertionError` with the place that is wrong."""
+    """Check `config.json`; raise `AssertionError` with the path of a wrong value."""
     _check(config, CONFIG, "config")
     assert config["schema_version"] == 1, "config.schema_version is not 1"
 
 
 def check_summary(summary: Any, bench: str = "niah") -> None:
-    """Check `summary.json`; raises `AssertionError` with the place that is wrong."""
+    """Check `summary.json`; raise `AssertionError` with the path of a wrong value."""
     shape = {"schema_version": int, **SUMMARIES[bench]}
     splits = {"datasets": {str: TABLE}, "places": {str: TABLE}, "exchanged": {str: {str: DIFFERENCE}}}
     shape |= {name: of for name, of in splits.items() if bench in WITH_CASES and name in summary}
@@ -188,12 +188,12 @@ def check_summary(summary: Any, bench: str = "niah") -> None:
 
 
 def check_comparison(found: Any) -> None:
-    """Check what `kvedit bench compare --json` prints."""
+    """Check the output of `kvedit bench compare --json`."""
     _check(found, COMPARISON, "comparison")
 
 
 def check_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-    """Check all files of a run's folder; give its config, records and summary."""
+    """Check all files of a run's folder; return its config, records and summary."""
     config = json.loads((folder / "config.json").read_bytes())
     records = [json.loads(line) for line in (folder / "cases.jsonl").read_bytes().splitlines()]
     summary = json.loads((folder / "summary.json").read_bytes())

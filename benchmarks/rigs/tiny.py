@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, which prove algebra."""
+"""Tiny random checkpoints, with which tests check the algebra."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TIED_BIASES = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": 
 
 
 def part_of(share: float) -> dict[str, Any]:
-    """RoPE of a share of each head's dimensions."""
+    """Return the parameters of RoPE that rotates a share of each head's dimensions."""
     return {**DEFAULT, "partial_rotary_factor": share}
 
 
@@ -56,9 +56,9 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"rope_parameters": DEFAULT}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"rope_parameters": DEFAULT}),
     "mistral": (MistralConfig, MistralForCausalLM, {"rope_parameters": DEFAULT, "sliding_window": None}),
-    # Embeddings that are the head too, biases everywhere, and heads that are not hidden / heads wide.
+    # Tied embeddings, biases everywhere, and a head dimension other than hidden / heads.
     "llama-tied-biases": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": DEFAULT, **TIED_BIASES}),
-    # The first quarter and the first half of each head turn.
+    # The first quarter and the first half of each head are rotated.
     "stablelm": (StableLmConfig, StableLmForCausalLM, {"rope_parameters": part_of(0.25)}),
     "nemotron": (NemotronConfig, NemotronForCausalLM, {"rope_parameters": part_of(0.5)}),
 }
@@ -71,7 +71,7 @@ CORPUS = [
 
 
 def tiny_config(kind: str, **changes: Any) -> Any:
-    """The configuration of a tiny random model of that kind: grouped KV heads, three layers."""
+    """Return the configuration of a tiny model of that kind: grouped KV heads, three layers."""
     make, _, more = KINDS[kind]
     sizes = {
         "hidden_size": 64,
@@ -92,7 +92,7 @@ def tiny_config(kind: str, **changes: Any) -> Any:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE of 512 ids with a chat template: any text round-trips, and lines do merge."""
+    """Return a byte-level BPE tokenizer of 512 ids with a chat template; any text round-trips."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -111,11 +111,11 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tiny(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Path:
-    """Save a tiny random checkpoint of that kind with its tokenizer."""
+    """Save a tiny random checkpoint of that kind, with a tokenizer; return its folder."""
     torch.manual_seed(seed)
     network = KINDS[kind][1](tiny_config(kind, **changes))
     for name, weights in network.named_parameters():
-        if name.endswith("bias"):  # which begin as zeros, and would prove nothing
+        if name.endswith("bias"):  # initially zeros, which would test nothing
             torch.nn.init.normal_(weights, std=0.2)
     network.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)

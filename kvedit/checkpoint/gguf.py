@@ -107,7 +107,7 @@ def _read_network(source: Path, config: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    from kvedit.checkpoint.read import check_whole
+    from kvedit.checkpoint.read import check_complete
 
     for dtype in (torch.float16, torch.float32):
         with contextlib.redirect_stderr(io.StringIO()):  # hide a progress bar that has no option
@@ -121,7 +121,7 @@ def _read_network(source: Path, config: Any) -> Any:
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-        check_whole(loading_info, source)
+        check_complete(loading_info, source)
         if all(bool(weights.isfinite().all()) for weights in network.parameters()):
             break
     return network

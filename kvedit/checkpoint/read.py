@@ -57,7 +57,7 @@ def read_network(
             f"The weights in {directory} cannot be read ({brief(error)}).",
             "Download the model again, or remove the folder so that the model is converted again.",
         ) from None
-    check_whole(loading_info, directory)
+    check_complete(loading_info, directory)
     if device_map is None:
         network.to(device)
     elif "disk" in getattr(network, "hf_device_map", {}).values() or network.device.type == "meta":
@@ -109,7 +109,7 @@ def outline(config: Any) -> nn.Module:
     return network
 
 
-def check_whole(loading_info: dict[str, Any], source: Path) -> None:
+def check_complete(loading_info: dict[str, Any], source: Path) -> None:
     """Refuse weights that lack a tensor, which transformers would fill with random numbers.
 
     Args:

@@ -198,10 +198,10 @@ def _in_hub_cache(name: str) -> Path | None:
         folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
-    return folder if _is_whole(folder) else None
+    return folder if _is_complete(folder) else None
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     """Return whether a snapshot has all of its weights; an interrupted download lacks some."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
@@ -228,7 +228,7 @@ def _from_hub(name: str) -> Path:
             f"Check the name, run `kvedit models pull {name}` with a network connection, "
             "or give a local folder or .gguf file.",
         ) from None
-    if not _is_whole(folder):
+    if not _is_complete(folder):
         raise ModelError(
             f"The copy of {name} in the hub's cache lacks weights (*.safetensors).",
             f"Run `kvedit models pull {name}` with a network connection, or choose a model that has them.",

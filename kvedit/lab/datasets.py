@@ -206,7 +206,7 @@ def _iirc(articles: Sequence[_Article]) -> list[Question]:
 
 
 def _snippets(question: Any) -> dict[str, dict[str, None]]:
-    """Give the evidence outside the article: of each linked title its snippets, each once."""
+    """Return the evidence outside the article: the snippets of each linked title, without duplicates."""
     found: dict[str, dict[str, None]] = {}
     for span in take(question, "context", list):
         title, text = take(span, "passage", str), take(span, "text", str)
@@ -216,7 +216,7 @@ def _snippets(question: Any) -> dict[str, dict[str, None]]:
 
 
 def _iirc_answer(answer: dict[str, Any]) -> tuple[str, list[str], str | None]:
-    """Give the type, the right answers, and why they cannot be asked for."""
+    """Return the type, the correct answers, and why the question cannot be used, if so."""
     type_ = take(answer, "type", str)
     if type_ == "span":
         spans = [take(span, "text", str).strip() for span in take(answer, "answer_spans", list)]

@@ -33,7 +33,7 @@ class Haystack:
             )
 
     def cut(self, random: np.random.Generator, split: str, tokens: int) -> list[str]:
-        """Give sentences of about so many tokens from somewhere in the split's part, in order."""
+        """Return successive sentences of about `tokens` tokens from a random place in the split's part."""
         middle = int(len(self.sentences) * _DEV_SHARE)
         part = self.sentences[:middle] if split == "dev" else self.sentences[middle:]
         at, held, found = int(random.integers(0, len(part))), 0, list[str]()
@@ -44,12 +44,12 @@ class Haystack:
         return found
 
     def count(self, sentence: str) -> int:
-        """Tokens of a sentence within a text."""
+        """Return the number of tokens of a sentence within a text."""
         return len(self._tokenizer.encode_text(" " + sentence))
 
 
 def built_in() -> str:
-    """Give a haystack of plain sentences that needs no file: small words, drawn by a fixed seed."""
+    """Return a haystack that needs no file: plain sentences of simple words, drawn with a fixed seed."""
     random = np.random.default_rng(0)
     who = "The baker|A young clerk|My neighbour|The old captain|Her cousin|The night guard|A tall student"
     did = "carried|painted|counted|repaired|forgot|borrowed|sold|wrapped|washed|described|followed|measured"

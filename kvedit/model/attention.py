@@ -58,22 +58,22 @@ def cut(rows: list[int]) -> list[tuple[int, int]]:
     return [*blocks, (first, len(rows))]
 
 
-def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
+def masked(cache: KVCache, positions: Tensor, scaling: float) -> Mix:
     """Attend in blocks, each reading keys up to its last row under a mask.
 
     The query heads of a group form a batch that shares the mask and views of the same keys, so keys are not
     copied.
     """
-    rows = place.tolist()
+    rows = positions.tolist()
     blocks = [(first, last, rows[last - 1] + 1) for first, last in cut(rows)]
     if len(blocks) == 1:
         limit, heads = rows[-1] + 1, cache.keys.shape[1]
         on_cpu = cache.keys.device.type == "cpu"
         parts, step = share(limit, math.lcm(heads, torch.get_num_threads()) // heads if on_cpu else 1)
         if parts > 1 and rows[0] >= limit - step:
-            return _shared(cache, place, scaling, parts, step)
-        return _folded(cache, place, scaling)
-    on_device = sent(place, cache.keys.device)
+            return _shared(cache, positions, scaling, parts, step)
+        return _folded(cache, positions, scaling)
+    on_device = sent(positions, cache.keys.device)
     masks = [
         None if last - first == 1 else _mask(on_device[first:last], limit, cache.keys.dtype)
         for first, last, limit in blocks
@@ -95,20 +95,20 @@ def masked(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     return mix
 
 
-def _folded(cache: KVCache, place: Tensor, scaling: float) -> Mix:
+def _folded(cache: KVCache, positions: Tensor, scaling: float) -> Mix:
     """Attend in one block, with the query heads of a group as rows of one head, so that keys are read once.
 
     The mask is repeated for each query head of a group, which would take much memory for many blocks.
     """
-    limit, heads = int(place[-1]) + 1, cache.keys.shape[1]
+    limit, heads = int(positions[-1]) + 1, cache.keys.shape[1]
     keys, values = (part[:, None, :, :limit].unbind() for part in (cache.keys, cache.values))
     mask: Tensor | None = None
 
     def mix(layer: int, query: Tensor) -> Tensor:
         nonlocal mask
         groups, width = len(query) // heads, query.shape[-1]
-        if mask is None and len(place) > 1:  # the number of groups follows from the query
-            mask = _mask(sent(place, query.device), limit, query.dtype).repeat(1, 1, groups, 1)
+        if mask is None and len(positions) > 1:  # the number of groups follows from the query
+            mask = _mask(sent(positions, query.device), limit, query.dtype).repeat(1, 1, groups, 1)
         part = query.reshape(1, heads, -1, width)
         mixed = functional.scaled_dot_product_attention(
             part, keys[layer], values[layer], attn_mask=mask, scale=scaling
@@ -129,14 +129,14 @@ def share(limit: int, wanted: int) -> tuple[int, int]:
     return parts, limit // parts
 
 
-def _shared(cache: KVCache, place: Tensor, scaling: float, parts: int, step: int) -> Mix:
+def _shared(cache: KVCache, positions: Tensor, scaling: float, parts: int, step: int) -> Mix:
     """Attend to parts of the keys in several threads, and combine the softmaxes by their log-sum-exps.
 
     A kernel that divides heads among threads leaves threads idle if there are few heads (Flash-Decoding,
     Dao et al., 2023). All rows attend to keys of every part.
     """
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    limit, heads = int(place[-1]) + 1, cache.keys.shape[1]
+    limit, heads = int(positions[-1]) + 1, cache.keys.shape[1]
     length = limit - (parts - 1) * step
     keys, values = (
         part[:, :, :limit].unfold(2, length, step).permute(0, 2, 1, 4, 3).unbind()
@@ -147,8 +147,8 @@ def _shared(cache: KVCache, place: Tensor, scaling: float, parts: int, step: int
     def mix(layer: int, query: Tensor) -> Tensor:
         nonlocal mask
         groups, width = len(query) // heads, query.shape[-1]
-        if mask is None and (len(place) > 1 or length > step):
-            mask = _mask(place, limit, query.dtype).unfold(3, length, step)[0, 0].transpose(0, 1)
+        if mask is None and (len(positions) > 1 or length > step):
+            mask = _mask(positions, limit, query.dtype).unfold(3, length, step)[0, 0].transpose(0, 1)
             mask = mask.repeat(1, groups, 1)[:, None]
             mask[:-1, ..., step:] = float("-inf")  # these keys belong to the next part
         part = query.reshape(1, heads, -1, width).expand(parts, -1, -1, -1)
@@ -166,7 +166,7 @@ def _mask(rows: Tensor, limit: int, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(unseen, float("-inf"))[None, None]
 
 
-def adjacent(cache: KVCache, place: Tensor, scaling: float) -> Mix:
+def adjacent(cache: KVCache, positions: Tensor, scaling: float) -> Mix:
     """Attend from many adjacent rows without a mask, on a CPU.
 
     The rows attend to all keys before the first of them, and causally to one another. The two softmaxes are
@@ -174,7 +174,7 @@ def adjacent(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     but its public wrapper drops. Without a mask to read, prefill is as fast as a plain forward pass.
     """
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    start, count = int(place[0]), len(place)
+    start, count = int(positions[0]), len(positions)
 
     def mix(layer: int, query: Tensor) -> Tensor:
         heads, _, width = query.shape
@@ -196,7 +196,7 @@ def adjacent(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     return mix
 
 
-def compiled(cache: KVCache, place: Tensor, scaling: float) -> Mix:
+def compiled(cache: KVCache, positions: Tensor, scaling: float) -> Mix:
     """Attend with a compiled kernel, the experimental executor of section G.5 of the paper.
 
     On a GPU this is FlexAttention (arXiv 2412.05496) over all rows. On a CPU it is plain masked attention in
@@ -206,19 +206,19 @@ def compiled(cache: KVCache, place: Tensor, scaling: float) -> Mix:
         UsageError: On the first call, if it cannot be compiled, for example without a C++ compiler.
     """
     on_cuda = cache.keys.device.type == "cuda"
-    return _flex(cache, place, scaling) if on_cuda else _plain(cache, place, scaling)
+    return _flex(cache, positions, scaling) if on_cuda else _plain(cache, positions, scaling)
 
 
-def _flex(cache: KVCache, place: Tensor, scaling: float) -> Mix:
+def _flex(cache: KVCache, positions: Tensor, scaling: float) -> Mix:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    limit = int(place[-1]) + 1
-    rows = sent(place, cache.keys.device)
+    limit = int(positions[-1]) + 1
+    rows = sent(positions, cache.keys.device)
 
     def sees(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
         return key <= rows[row]
 
-    visible = create_block_mask(sees, None, None, len(place), limit, device=rows.device.type)
+    visible = create_block_mask(sees, None, None, len(positions), limit, device=rows.device.type)
 
     def mix(layer: int, query: Tensor) -> Tensor:
         keys, values = cache.keys[None, layer, :, :limit], cache.values[None, layer, :, :limit]
@@ -231,10 +231,10 @@ def _flex(cache: KVCache, place: Tensor, scaling: float) -> Mix:
     return mix
 
 
-def _plain(cache: KVCache, place: Tensor, scaling: float) -> Mix:
-    rows = place.tolist()
+def _plain(cache: KVCache, positions: Tensor, scaling: float) -> Mix:
+    rows = positions.tolist()
     blocks = [(first, last, rows[last - 1] + 1) for first, last in cut(rows)]
-    on_device = sent(place, cache.keys.device)
+    on_device = sent(positions, cache.keys.device)
 
     def mix(layer: int, query: Tensor) -> Tensor:
         heads, width = cache.keys.shape[1], query.shape[-1]

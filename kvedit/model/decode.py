@@ -67,11 +67,11 @@ class Lookup:
 
     Args:
         ids: All ids before the answer, `int64 [T + Nq]`.
-        room: Maximum number of ids that will be pushed.
+        capacity: Maximum number of ids that will be pushed.
     """
 
-    def __init__(self, ids: IntArray, room: int) -> None:
-        self._ids = np.concatenate([ids, np.zeros(room, dtype=np.int64)])
+    def __init__(self, ids: IntArray, capacity: int) -> None:
+        self._ids = np.concatenate([ids, np.zeros(capacity, dtype=np.int64)])
         self._count = len(ids)
         self._least = _LEAST
         self._guess: list[int] = []

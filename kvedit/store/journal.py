@@ -99,8 +99,8 @@ class Journal:
             KveditError: It cannot be written, or the journal would exceed `JOURNAL_BYTES`.
         """
         parent = revision.entry.parent
-        whole = parent is None or self._is_far(parent)
-        line = dump_revision(revision, None if whole or parent is None else self.revision(parent))
+        complete = parent is None or self._is_far(parent)
+        line = dump_revision(revision, None if complete or parent is None else self.revision(parent))
         if self._size_bytes + len(line) > JOURNAL_BYTES:
             raise KveditError(
                 f"The session's journal would be larger than {JOURNAL_BYTES} bytes.",

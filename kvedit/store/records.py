@@ -190,9 +190,9 @@ def parse_manifest(data: bytes) -> Manifest:
         ValueError: It is damaged or malicious.
     """
     fields = checks.load_json(data)
-    found = fields.pop("format", None)
-    if found != FORMAT:
-        raise _another_format(checks.record(found, Count))
+    version = fields.pop("format", None)
+    if version != FORMAT:
+        raise _wrong_format(checks.record(version, Count))
     if fields.pop("checksum", None) != _checksum({"format": FORMAT, **fields}):
         raise ValueError("the checksum differs")
     manifest = checks.record(fields, Manifest)
@@ -205,11 +205,11 @@ def parse_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def _another_format(found: int) -> SessionError:
-    newer = "Update kvedit" if found > FORMAT else "Use the kvedit that wrote it"
+def _wrong_format(version: int) -> SessionError:
+    remedy = "Update kvedit" if version > FORMAT else "Use the kvedit that wrote it"
     return SessionError(
-        f"The session has format {found}, but this kvedit reads format {FORMAT}.",
-        f"{newer}, or load the document again with --force.",
+        f"The session has format {version}, but this kvedit reads format {FORMAT}.",
+        f"{remedy}, or load the document again with --force.",
     )
 
 
@@ -241,9 +241,9 @@ def parse_line(data: bytes, number: int) -> Line:
     first = number == 0 and line.parent is None
     if line.number != number or line.state > number or not (first or line.parent in range(number)):
         raise ValueError("out of order")
-    whole = line.text is not UNSET
-    if (first and not whole) or (whole and any((*line.rows[::2], *line.turns[::2]))):
-        raise ValueError("nothing to share with")
+    complete = line.text is not UNSET
+    if (first and not complete) or (complete and any((*line.rows[::2], *line.turns[::2]))):
+        raise ValueError("nothing to share elements with")
     if any(start > stop for start, stop, _ in line.changes):
         raise ValueError("a change that ends before it starts")
     if any(start or refreshed for name, start, _, refreshed in line.rows[1] if name is None):

@@ -197,14 +197,14 @@ BAD = """
 3; no session 'nosuch'; ask Who? -s nosuch | delete --lines 1 -s nosuch | status -s nosuch
 3; weights differs; ask Who? -m {other}
 3; chat template differs; ask Who? -m {retold}
-4; no model 'nosuch'; load fine.txt -m nosuch | ask Who? -m nosuch
-4; no weights; load fine.txt -m {bare}
+4; Unknown model 'nosuch'; load fine.txt -m nosuch | ask Who? -m nosuch
+4; no safetensors weights; load fine.txt -m {bare}
 4; weights; load fine.txt -m {cut}
-4; no tokenizer; load fine.txt -m {mute}
-4; no model configuration; load fine.txt -m .
+4; no readable tokenizer; load fine.txt -m {mute}
+4; no readable model configuration; load fine.txt -m .
 4; is not a model; load fine.txt -m fine.txt
-5; holds 1024; load long.txt -m {model} | load long.txt -m {model} -s contract --force
-5; holds 1024; ask Who? --max-new-tokens 1000 | ask {long}
+5; has 1024; load long.txt -m {model} | load long.txt -m {model} -s contract --force
+5; has 1024; ask Who? --max-new-tokens 1000 | ask {long}
 """
 ROWS = [row.split("; ") for row in BAD.strip().splitlines()]
 CASES = [(code, fact, line) for code, fact, lines in ROWS for line in lines.split(" | ")]

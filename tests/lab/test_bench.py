@@ -655,7 +655,7 @@ def test_the_built_in_haystack_is_stable_and_long_enough(llama):
 
 
 def test_a_short_haystack_is_refused(llama):
-    with pytest.raises(UsageError, match=r"has 39 sentences; at least 40 are needed\. Name a longer text"):
+    with pytest.raises(UsageError, match=r"has 39 sentences; at least 40 are needed\. Give a longer text"):
         Haystack("It is so. " * 39, llama.tokenizer)
     assert len(Haystack("It is so. " * 40, llama.tokenizer).sentences) == 40
 
@@ -814,7 +814,7 @@ def test_a_run_with_another_config_in_the_folder_is_refused(finished, llama, tmp
 
 def test_another_model_is_another_config(finished, tiny_models, tmp_path):
     folder = copied(finished, tmp_path / "run", "".join(lines(finished)))
-    with pytest.raises(UsageError, match="another model"):
+    with pytest.raises(UsageError, match="a different model"):
         start(folder, tiny_models["qwen3"])
 
 

@@ -307,7 +307,7 @@ def test_cases_that_exceed_the_context_are_reported(tiny):
     result = kvedit("niah", "--cases", "2", "--tokens", "200-2000", "-a", "sur@5%", "-m", tiny, "-o", "out")
     _, records, summary = check_run(Path("out"))
     assert len(records) == summary["cases"] == 1
-    assert re.search(r"Left out: Case same-key-test-\d+ needs \d+ tokens, .* holds 1024\.", result.stderr)
+    assert re.search(r"Left out: Case same-key-test-\d+ needs \d+ tokens, .* has 1024\.", result.stderr)
     assert parsed("report", "out") == summary
 
 
@@ -319,7 +319,7 @@ def test_a_run_with_other_options_is_refused_and_unchanged(tiny):
         assert re.fullmatch(r"out contains a run with a different (arms|options)\.", failed["fact"])
         assert "--out" in failed["remedy"]
     failed = parsed(*EXECUTOR, "--model", tiny, "--out", "out", code=2)["error"]
-    assert "another arms, bench, options" in failed["fact"]
+    assert "a different arms, bench, options" in failed["fact"]
     assert files(Path("out")) == before
 
 

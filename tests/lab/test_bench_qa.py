@@ -124,7 +124,7 @@ def test_an_answer_is_matched_as_whole_words():
 
 
 def test_an_unknown_data_set_is_refused():
-    with pytest.raises(UsageError, match="'squad' is no data set"):
+    with pytest.raises(UsageError, match="Unknown data set 'squad'"):
         exact_match("a", ["a"], "squad")
     assert {normalise("Word", dataset) for dataset in DATASETS} == {"word"}
 
@@ -278,12 +278,12 @@ def test_iirc_articles_become_contexts_of_eight(tmp_path):
         ),
         (json.dumps([{**HOTPOT, "context": [["Night"]]}]), "record 1: 'supporting_facts' or 'context' is no"),
         (json.dumps([{**HOTPOT, "supporting_facts": [[[], 1]]}]), "'supporting_facts' or 'context' is no"),
-        (json.dumps([{**HOTPOT, "context": [["Night", [1]]]}]), "record 1: a passage of 'context' holds"),
+        (json.dumps([{**HOTPOT, "context": [["Night", [1]]]}]), "record 1: a passage of 'context' contains"),
         (json.dumps([{**HOTPOT, "context": [["", [" "]]]}]), "record 1: a passage is empty"),
         (json.dumps({**OWN, "dataset": "squad"}), "line 1: the data set 'squad' is not one of hotpotqa"),
         (json.dumps({**OWN, "answers": [1]}), "line 1: 'answers' contains something that is not a string"),
         (json.dumps({**MUSIQUE, "answer_aliases": "x"}), "line 1: 'answer_aliases' is missing or not a list"),
-        (json.dumps([HOTPOT, HOTPOT]), "has the question 5a8b twice"),
+        (json.dumps([HOTPOT, HOTPOT]), "contains the question 5a8b twice"),
         (json.dumps([{"questions": [{}], "text": "A"}]), "article 1: 'context' is missing or not a list"),
         (json.dumps([{"questions": 3, "text": "A"}]), "article 1: 'questions' is missing or not a list"),
     ],
@@ -492,7 +492,7 @@ def test_location_cases_leave_out_questions_without_a_match():
     assert qa.unfit(bad) is None
     fit, left_out = qa.sift([bad], location.unfit)
     assert (fit, list(left_out)) == ([], ["hotpotqa-q"])
-    with pytest.raises(UsageError, match="no distractors are as long"):
+    with pytest.raises(UsageError, match="no distractors match the length"):
         list(location.cases([bad]))
 
 

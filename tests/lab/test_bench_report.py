@@ -211,7 +211,7 @@ SPOILED = {
     "occurs 2 times": lambda r: r.append(copy.deepcopy(r[0])),
     "has 1 cases": lambda r: r.pop(),
     "has nan at arms.shift.kl": lambda r: r[3]["arms"]["shift"].update(kl=math.nan),
-    "holds -inf at arms.replay.logp": lambda r: r[3]["arms"]["replay"].update(logp=-math.inf),
+    "has -inf at arms.replay.logp": lambda r: r[3]["arms"]["replay"].update(logp=-math.inf),
     "schema version 2": lambda r: r[3].update(schema_version=2),
     "no cases": lambda r: r.clear(),
 }

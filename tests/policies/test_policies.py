@@ -577,7 +577,7 @@ def test_cachecraft_keeps_its_proportions_at_every_budget(evidence):
 
 
 def test_the_oracle_is_refused_without_a_clean_cache(llama):
-    with pytest.raises(UsageError, match="compares with a clean prefill") as refused:
+    with pytest.raises(UsageError, match="needs a clean prefill") as refused:
         policy_named("oracle").score(replace(staged(llama)[0], clean=None))
     assert refused.value.remedy
 

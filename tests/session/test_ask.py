@@ -88,11 +88,11 @@ def test_the_last_line_gone_leaves_nothing_to_refresh(session: Session) -> None:
 
 
 def test_a_text_or_answer_over_the_context_is_refused(llama: Model, home: Path) -> None:
-    with pytest.raises(ContextError, match="holds 1024") as refused:
+    with pytest.raises(ContextError, match="context has 1024") as refused:
         load_session(home, llama, TEXT * 9)
     assert refused.value.exit_code == 5
     session = load_session(home, llama, TEXT)
-    with pytest.raises(ContextError, match="holds 1024"):
+    with pytest.raises(ContextError, match="context has 1024"):
         session.ask(QUESTION, max_new_tokens=1000)
 
 

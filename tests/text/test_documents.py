@@ -155,7 +155,7 @@ def test_export_names_an_unencodable_character_and_its_line(home: Path, checkpoi
     kvedit("load", "text.txt", "-m", checkpoints["llama"], "--encoding", "latin-1")
     kvedit("append", "18 €")
     told = kvedit("export", "-o", "copy.txt", code=2).stderr
-    assert "Line 2 holds '€', which iso8859-1 cannot represent." in told
+    assert "Line 2 contains '€', which iso8859-1 cannot represent." in told
     assert not Path("copy.txt").exists()
     for name, start in (("utf-8", b""), ("utf-8-sig", codecs.BOM_UTF8), ("utf-16", codecs.BOM_UTF16_LE)):
         record = json.loads(

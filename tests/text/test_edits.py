@@ -218,7 +218,7 @@ def test_moving_lines_equals_moving_in_a_list(case):
     text, first, last, after = case
     document = Document(text)
     if first <= after < last:
-        with pytest.raises(UsageError, match="one of the lines") as caught:
+        with pytest.raises(UsageError, match="inside the range") as caught:
             movement(document, LineRange(first, last), after)
         assert caught.value.exit_code == 2
         return
