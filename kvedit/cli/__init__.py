@@ -1,1 +1,1 @@
-"""The command line: verbs, the boundary that prints errors, and what a person sees."""
+"""The command line: commands, error reporting, and output for people and programs."""

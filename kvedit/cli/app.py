@@ -1,4 +1,4 @@
-"""The command line: every command, and the REPL without one."""
+"""The command line: all commands, and the REPL when none is given."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from kvedit import __version__
 from kvedit.cli.command import app
-from kvedit.cli.commands import (  # noqa: F401  (importing a module of commands adds them to the app)
+from kvedit.cli.commands import (  # noqa: F401  (importing a module registers its commands)
     bench,
     doctor,
     documents,

@@ -1,6 +1,6 @@
-"""Commands: how one is registered, and the one place that prints what it returns and reports its errors.
+"""Commands: how they are registered, and the one place that prints results and reports errors.
 
-Imports no torch; what a command does is imported when it runs.
+Imports no torch: each command imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Reply:
     Attributes:
         record: The result as JSON values.
         show: Prints the result for a person.
-        exit_code: Of the command; 0 unless it completed with a finding.
+        exit_code: The exit code; not 0 if the command completed with a finding.
     """
 
     record: dict[str, Any]
@@ -39,11 +39,11 @@ class Reply:
 
 
 class Boundary(TyperGroup):
-    """Print an error as fact and remedy, and leave with its exit code."""
+    """Print an error as fact and remedy, and exit with its code."""
 
     def make_context(self, *args: Any, **more: Any) -> Any:
-        """Parse what stands before the command."""
-        if os.environ.get("NO_COLOR"):  # for the help; Typer would leave bold in it
+        """Parse the options before the command."""
+        if os.environ.get("NO_COLOR"):  # Typer would still print bold in help texts
             from typer import rich_utils
 
             rich_utils.COLOR_SYSTEM = None
@@ -64,8 +64,8 @@ class Boundary(TyperGroup):
             output.say("Interrupted; the session is intact.")
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            # The reader has gone (`kvedit show | head`): end quietly, and let Python flush what is
-            # left to nobody.
+            # The reader is gone (`kvedit show | head`): exit quietly, and let Python flush the rest
+            # to the null device.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except (typer.Exit, typer.Abort):
@@ -95,12 +95,12 @@ def command(
 ) -> Callable[[Callable[..., Reply | None]], Callable[..., None]]:
     """Register a function as a command, with `--json` added and its reply printed.
 
-    A parameter annotated with `Options` becomes one command-line option for each field of
-    `Options`; `Annotated[Options, wanted]` takes those for which `wanted(spelling)` is true.
+    A parameter annotated with `Options` becomes one command-line option per field of `Options`.
+    With `Annotated[Options, test]`, only fields for which `test(spelling)` is true are used.
 
     Args:
-        name: The command's name; the function's if `None`.
-        example: One command line for the help.
+        name: The command's name; the function's name if `None`.
+        example: An example command line for the help.
         group: The Typer app to add it to.
     """
 
@@ -134,7 +134,7 @@ def command(
 
 
 def give(reply: Reply, as_json: bool) -> None:
-    """Print a reply, as one JSON object or for a person, and leave with its exit code if that is not 0."""
+    """Print a reply, as JSON or for a person, and exit with its code unless that is 0."""
     here.record = reply.record
     if not here.quiet:
         if as_json:
@@ -146,12 +146,12 @@ def give(reply: Reply, as_json: bool) -> None:
 
 
 def change_reply(change: Change) -> Reply:
-    """Return the reply of a command that edits."""
+    """Return the reply of an editing command."""
     return Reply(asdict(change), lambda: output.say(output.change_text(change)))
 
 
 def report(error: KveditError, as_json: bool) -> None:
-    """Print an error, and remember it for the record of a replay."""
+    """Print an error and remember it for the record of a replay."""
     here.failure = error
     output.show_error(error, as_json=as_json and not here.quiet)
 
@@ -161,7 +161,7 @@ def _base(hint: Any) -> Any:
 
 
 def _wanted(hint: Any) -> list[Any]:
-    """Return the fields of `Options` that an annotation names."""
+    """Return the fields of `Options` that an annotation selects."""
     tests = getattr(hint, "__metadata__", ())
     return [each for each in fields(Options) if all(test(spelling(each)) for test in tests)]
 
@@ -182,13 +182,11 @@ _JSON = inspect.Parameter(
 
 
 def _reported(error: Exception, as_json: bool) -> Exception:
-    """Print what the parser refused, as fact and remedy; return what to raise instead of it."""
+    """Print a parser error as fact and remedy; return the exception to raise instead."""
     if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
         return error
     fact, context = error.format_message().rstrip(), getattr(error, "ctx", None)
-    called = "kvedit" if context is None else context.command_path
-    refused = UsageError(
-        fact if fact.endswith((".", "?")) else f"{fact}.", f"Run `{called} --help` to see what it takes."
-    )
+    path = "kvedit" if context is None else context.command_path
+    refused = UsageError(fact if fact.endswith((".", "?")) else f"{fact}.", f"Run `{path} --help` for usage.")
     report(refused, as_json)
     return typer.Exit(refused.exit_code)

@@ -1,4 +1,4 @@
-"""What the `bench` commands are given: lists with commas, files of questions, texts, a model."""
+"""Inputs of the `bench` commands: comma-separated lists, question files, texts, a model."""
 
 from __future__ import annotations
 
@@ -18,65 +18,65 @@ if TYPE_CHECKING:
 
 
 def split(text: str) -> list[str]:
-    """Cut a list at its commas."""
+    """Split a comma-separated list."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def names_of(what: str, text: str, known: Iterable[str]) -> list[str]:
-    """Read names with commas between; raises `UsageError` when one is not known, or there is none."""
-    found = split(text) or [""]
-    for name in found:
+    """Read comma-separated names; raises `UsageError` if one is unknown or there are none."""
+    names = split(text) or [""]
+    for name in names:
         check_one_of(what, name, known)
-    return found
+    return names
 
 
 def lengths_of(text: str) -> tuple[int, int]:
-    """Read a range of tokens such as 1000-2000; raises `UsageError` when it is none."""
+    """Read a token range such as 1000-2000; raises `UsageError` if it is invalid."""
     low, _, high = text.partition("-")
     try:
-        found = int(low), int(high or low)
+        lengths = int(low), int(high or low)
     except ValueError:
-        found = (0, 0)
-    if not 200 <= found[0] <= found[1]:
-        raise UsageError(f"'{text}' is no range of tokens.", "Write A-B, at least 200, such as 1000-2000.")
-    return found
+        lengths = (0, 0)
+    if not 200 <= lengths[0] <= lengths[1]:
+        raise UsageError(f"Invalid token range '{text}'.", "Write A-B, at least 200, such as 1000-2000.")
+    return lengths
 
 
 def read_questions(
     files: list[str], unfit: Callable[[Question], str | None], limit: int
 ) -> tuple[list[list[Question]], dict[str, str]]:
-    """Read data sets; give the questions that qualify, a list a file, and why others do not."""
+    """Read data sets; return the usable questions, one list per file, and why others are unusable."""
     from kvedit.lab.datasets import read
     from kvedit.lab.qa import sift
 
-    found: list[list[Question]] = []
+    usable: list[list[Question]] = []
     left: dict[str, str] = {}
     for name in files:
         fit, reasons = sift(read(here.path(name)), unfit)
-        found.append(fit[:limit])
+        usable.append(fit[:limit])
         left |= reasons
-    return found, left
+    return usable, left
 
 
 def say_left(left: dict[str, str]) -> None:
-    """Say how many questions give no case, and why."""
+    """Print how many questions were left out, and why."""
     for reason, number in Counter(left.values()).most_common():
         output.say(f"Left out: {output.count(number, 'question')}, because {reason}.")
 
 
 def numbers_of(option: str, text: str) -> list[int]:
-    """Read whole numbers with commas between; raises `UsageError` when one is none."""
+    """Read comma-separated positive integers; raises `UsageError` if one is invalid."""
     try:
-        found = [int(part) for part in split(text)]
+        numbers = [int(part) for part in split(text)]
     except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise UsageError(f"{option} cannot be '{text}'.", "Write whole numbers, such as 1000,2000.")
-    return found
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise UsageError(f"{option} cannot be '{text}'.", "Write positive integers, such as 1000,2000.")
+    return numbers
 
 
 def texts_of(place: str | None) -> list[str]:
-    """Read texts: one file, all files of a folder in the order of their names, or the built-in one."""
+    """Read texts: one file, all files of a folder in name order, or the built-in text."""
     from kvedit.lab.haystack import built_in
     from kvedit.text.document import Document
 
@@ -85,12 +85,12 @@ def texts_of(place: str | None) -> list[str]:
     path = here.path(place)
     paths = sorted(part for part in path.iterdir() if part.is_file()) if path.is_dir() else [path]
     if not paths:
-        raise UsageError(f"{path} holds no file.", "Name a text, or a folder of texts.")
+        raise UsageError(f"{path} contains no files.", "Name a text file, or a folder of text files.")
     return [Document.read(part).text for part in paths]
 
 
 def open_model(name: str, device: str, dtype: str) -> Model:
-    """Find and open a model, and check it as `load` does; show that this goes on."""
+    """Find, open and check a model as `load` does, and show progress."""
     check_place(device, dtype)
     with working("Loading the model") as say:
         from kvedit.checkpoint import opening

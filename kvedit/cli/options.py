@@ -1,4 +1,4 @@
-"""Parameters that commands share, and those made from the fields of `Options`.
+"""Parameters shared by commands, and those built from the fields of `Options`.
 
 Imports no torch.
 """
@@ -30,11 +30,11 @@ ENCODING_NAMES = (
     "gb18030",
     "big5",
 )
-"""Some, for completion; any name that Python knows will do."""
+"""Suggestions for completion; every encoding that Python supports works."""
 
 
 def option_parameter(each: Field[Any]) -> inspect.Parameter:
-    """Return the command-line parameter of a field of `Options`; its default says that it was not given."""
+    """Return the command-line parameter of a field of `Options`; its default stands for "not given"."""
     known, names = spelling(each), flags(each)
     if isinstance(each.default, bool):
         annotation: Any = Annotated[bool, typer.Option(*names, help=known.help)]
@@ -56,13 +56,13 @@ def option_parameter(each: Field[Any]) -> inspect.Parameter:
 
 
 def options_of(given: dict[str, Any]) -> Options:
-    """Return the options of a question: what was typed, else the settings, else the defaults.
+    """Return the options of a question: as given, else from the settings, else the defaults.
 
     Args:
-        given: Values of the parameters that `option_parameter` makes, by the field's name.
+        given: Values of the parameters from `option_parameter`, by field name.
 
     Raises:
-        UsageError: A value is not valid, or two exclude each other.
+        UsageError: A value is invalid, or two options exclude each other.
     """
     typed: dict[str, Any] = {}
     for each in fields(Options):
@@ -73,12 +73,12 @@ def options_of(given: dict[str, Any]) -> Options:
         typed[each.name] = not known.negative if value is True else known.parse(value)
     chosen = {**here.settings.options, **typed}
     if not chosen.get("keep", True) and "conversation" not in typed:
-        chosen.pop("conversation", None)  # a setting gives way to --no-keep
+        chosen.pop("conversation", None)  # --no-keep overrides the setting
     return Options(**chosen)
 
 
 def session_names(incomplete: str) -> list[str]:
-    """Names of sessions that begin like this, for completion."""
+    """Return the session names that begin with `incomplete`."""
     from kvedit.store.home import Home
 
     with suppress(KveditError):
@@ -87,12 +87,12 @@ def session_names(incomplete: str) -> list[str]:
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """Complete one of some names."""
+    """Return a completion function for a list of names."""
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 def check_place(device: str, dtype: str) -> None:
-    """Refuse a device or a dtype that is none."""
+    """Raise `UsageError` for an unknown device or dtype."""
     check_one_of("device", device, DEVICE_NAMES)
     check_one_of("dtype", dtype, DTYPE_NAMES)
 
@@ -103,7 +103,7 @@ SessionName = Annotated[
         "--session",
         "-s",
         metavar="NAME",
-        help="Session to use; else the current one.",
+        help="Session to use. Default: the current session.",
         autocompletion=session_names,
     ),
 ]
@@ -121,7 +121,7 @@ Device = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="auto, cpu, cuda or mps; map spreads a large model over devices.",
+        help="auto, cpu, cuda or mps; map spreads a large model over several devices.",
         autocompletion=one_of(DEVICE_NAMES),
     ),
 ]
@@ -139,7 +139,7 @@ ModelPlace = Annotated[
         "--model",
         "-m",
         metavar="NAME",
-        help="The session's model, at another place.",
+        help="Open the session's model from this name or path instead.",
         autocompletion=one_of(MODEL_NAMES),
     ),
 ]
@@ -147,11 +147,11 @@ Encoding = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Of FILE or standard input: cp1252, utf-16-le, ... Default: UTF-8, or as its BOM says.",
+        help="Encoding of the input: cp1252, utf-16-le, ... Default: by its BOM, else UTF-8.",
         autocompletion=one_of(ENCODING_NAMES),
     ),
 ]
-Question = Annotated[list[str], typer.Argument(help="What to ask; - is standard input.")]
+Question = Annotated[list[str], typer.Argument(help="The question; - reads standard input.")]
 
 
 def question_of(words: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""What a person sees: messages and progress on stderr, answers and JSON on stdout."""
+"""Output: messages and progress on stderr, answers and JSON on stdout."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ PHASES = {
 }
 
 
-# A text of the user's, of a model or of the file system is data here. A terminal sees what could
-# steer it as marks; a pipe gets it as it is. Tables and errors are for people and take one line a
-# text, so they have marks everywhere; JSON has texts as they are.
-_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but tab and line feed, and what reorders the characters around it."""
+# Text from the user, a model or the file system is data. On a terminal, characters that could
+# control it are shown as marks; a pipe gets the text unchanged. Tables and errors are for people and
+# use one line per text, so they always show marks. JSON has the text unchanged.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters except tab and line feed, and characters that change text direction."""
 
 
 def visible(text: str) -> str:
-    """Show what could steer a terminal as marks, one column each."""
-    return _STEERS.sub(_mark, text)
+    """Replace characters that could control a terminal with marks, one column each."""
+    return _UNSAFE.sub(_mark, text)
 
 
 def _mark(match: re.Match[str]) -> str:
@@ -46,27 +46,27 @@ def _mark(match: re.Match[str]) -> str:
 
 
 def one_line(text: str) -> str:
-    """Show a text on one line, with marks for line feeds, too."""
+    """Make a text one line, with marks for line feeds too."""
     return visible(text).replace("\n", "\u240a").replace("\t", " ")
 
 
 def cell(text: str) -> Text:
-    """Make a cell or a title of a table of a text, which is no markup."""
+    """Return a text as a table cell or title, without interpreting markup."""
     return Text(one_line(text))
 
 
 def is_watched(stream: TextIO) -> bool:
-    """Whether a person looks at a stream as it is written. FORCE_COLOR alone makes no terminal."""
+    """Whether a stream is a terminal. FORCE_COLOR alone does not make it one."""
     return stream.isatty()
 
 
 def console() -> Console:
-    """A console on stderr; made anew, so that it sees the stream and the variables of now."""
+    """Return a new console on stderr, which uses the current stream and environment."""
     return plain_or_not(sys.stderr)
 
 
 def plain_or_not(stream: TextIO) -> Console:
-    """A console without any styles where NO_COLOR asks for none: bold is an escape code too."""
+    """Return a console on a stream. With NO_COLOR it has no styles, not even bold."""
     return Console(
         file=stream,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
@@ -77,12 +77,12 @@ def plain_or_not(stream: TextIO) -> Console:
 
 
 def say(text: str) -> None:
-    """Print a message for the user on stderr; a terminal gets it wrapped between words."""
+    """Print a message on stderr, wrapped at words on a terminal."""
     console().print(visible(text), soft_wrap=not is_watched(sys.stderr))
 
 
 def out(text: str, end: str = "\n") -> None:
-    """Print on stdout what was asked for."""
+    """Print a result on stdout."""
     if is_watched(sys.stdout):
         text = visible(text)
     sys.stdout.write(text + end)
@@ -90,7 +90,7 @@ def out(text: str, end: str = "\n") -> None:
 
 
 def out_bytes(data: bytes, text: str) -> None:
-    """Write a document's bytes to stdout as they are; a terminal gets its text."""
+    """Write a document's bytes to stdout, or its text to a terminal."""
     if is_watched(sys.stdout):
         out(text, end="")
         return
@@ -100,7 +100,7 @@ def out_bytes(data: bytes, text: str) -> None:
 
 
 def out_diff(line: str) -> None:
-    """Print a line of a difference on stdout, coloured on a terminal."""
+    """Print a line of a diff on stdout, coloured on a terminal."""
     screen = plain_or_not(sys.stdout)
     if not screen.is_terminal:
         out(line)
@@ -116,7 +116,7 @@ def out_json(record: dict[str, Any]) -> None:
 
 
 def show_error(error: KveditError, *, as_json: bool) -> None:
-    """Print fact and remedy on stderr; as JSON on stdout too, where that was asked for."""
+    """Print fact and remedy on stderr; with `as_json`, also as JSON on stdout."""
     if as_json:
         parts = {"kind": error.kind, "fact": error.fact, "remedy": error.remedy, "exit_code": error.exit_code}
         out_json({"error": parts})
@@ -133,7 +133,7 @@ def seconds(value: float) -> str:
 
 
 def change_text(change: Change) -> str:
-    """Say what an edit did."""
+    """Describe what an edit changed."""
     if not change.command:
         return "Nothing was changed."
     verb, removed, added = change.command.partition(" ")[0], change.removed_lines, change.added_lines
@@ -158,7 +158,7 @@ def change_text(change: Change) -> str:
 
 
 def healed_text(healed: Healed) -> str:
-    """Say what healing did."""
+    """Describe what healing did."""
     done = f"Healed {count(healed.rows, 'row')} in {seconds(healed.seconds)}"
     if healed.frontier == healed.tokens:
         return f"{done}; all {healed.tokens:,} rows are exact."
@@ -167,21 +167,21 @@ def healed_text(healed: Healed) -> str:
 
 
 def purge_text(done: Purge) -> str:
-    """Say what a purge did."""
+    """Describe what a purge did."""
     return (
-        f"Computed {count(done.tokens, 'row')} anew in {seconds(done.seconds)} and dropped "
+        f"Recomputed {count(done.tokens, 'row')} in {seconds(done.seconds)} and dropped "
         f"{count(done.revisions, 'revision')}, {size(done.freed_bytes)}.\n"
         f"The session takes {size(done.size_bytes)}, and every row is exact."
     )
 
 
 def count(number: int, noun: str) -> str:
-    """Count things: `1 row`, `2,000 rows`."""
+    """Format a count: `1 row`, `2,000 rows`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def answer_json(answer: Answer, question: str) -> dict[str, Any]:
-    """Give an answer as a record; docs/using.md lists the keys."""
+    """Return an answer as a JSON record; docs/using.md lists the keys."""
     phases = {
         name: {"seconds": phase.seconds, "tokens": phase.tokens, "tokens_per_s": phase.tokens_per_s}
         for name in PHASES

@@ -1,4 +1,4 @@
-"""What shows that work goes on: spinners and bars on stderr, or a line each where there is no terminal."""
+"""Progress on stderr: spinners and bars, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from kvedit.cli.output import PHASES, cell, console, is_watched, one_line, say
 
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """Show that something goes on; the block may change the text. A line each where no terminal is."""
+    """Show a spinner whose text the block can change; without a terminal, print each text as a line."""
     if not is_watched(sys.stderr):
-        yield lambda doing: say(f"{one_line(doing)} ...")
+        yield lambda message: say(f"{one_line(message)} ...")
         return
     screen = console()
     status = screen.status(cell(text))
     with _shown(status, screen):
-        yield lambda doing: status.update(cell(doing))
+        yield lambda message: status.update(cell(message))
 
 
 @contextmanager
 def repairing() -> Iterator[Callable[[str], None]]:
-    """Show which phase of an answer goes on, until its text begins."""
+    """Show the current phase of an answer until its text begins."""
     if not is_watched(sys.stderr):
         yield lambda phase: None
         return
@@ -53,7 +53,7 @@ def repairing() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def loading() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
-    """Show that a model is being loaded, and then how far its prefill is."""
+    """Show that a model is loading, then the progress of its prefill."""
     with ExitStack() as stack, working("Loading the model") as report:
         bar: list[Callable[[int, int], None]] = []
 
@@ -67,14 +67,14 @@ def loading() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None
 
 @contextmanager
 def counting(noun: str) -> Iterator[Callable[[int], None]]:
-    """Show how many there are so far, where the end is not known."""
+    """Show a running count when the total is unknown."""
     with working(f"0 {noun}") as say_it:
         yield lambda number: say_it(f"{number:,} {noun}") if is_watched(sys.stderr) else None
 
 
 @contextmanager
 def progressing(label: str, unit: str = "tokens") -> Iterator[Callable[[int, int], None]]:
-    """Show how far a long step is: done and in all, speed, time left."""
+    """Show the progress of a long step: done, total, speed, time left."""
     screen = console()
     columns = (
         SpinnerColumn(),
@@ -100,12 +100,12 @@ def progressing(label: str, unit: str = "tokens") -> Iterator[Callable[[int, int
 
 @contextmanager
 def _shown(display: Status | Progress, screen: Console) -> Iterator[None]:
-    """Show a display while the block runs. An interrupt within its start leaves nothing of it behind."""
+    """Show a display while the block runs; remove it even if its start is interrupted."""
     try:
         display.start()
         yield
     finally:
         try:
             display.stop()
-        except IndexError:  # its start had not got as far as what the stop undoes
+        except IndexError:  # it was interrupted before it had fully started
             screen.show_cursor(True)

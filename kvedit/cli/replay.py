@@ -1,4 +1,4 @@
-"""Replay a script: run its commands in turn, check what it expects, and write a record of each."""
+"""Replay a script: run its commands, check its expectations, and record each result."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _FORMS = (
 
 
 def replay_script(script: str, *, keep_going: bool, jsonl: str | None) -> Reply:
-    """Run a script; its exit code is that of the first command that failed, 1 for an expectation.
+    """Run a script; exit with the code of the first failed command, or 1 for a failed expectation.
 
     Args:
         script: Path, or `-`.
-        keep_going: Go on after a failure.
+        keep_going: Continue after a failure.
         jsonl: File for the records.
 
     Raises:
         UsageError: The script cannot be read, or OUT cannot be written.
     """
     lines = _lines(here.document(script).text)
-    for number, line in enumerate(lines, start=1):  # a mistake in the last line costs no prefill
+    for number, line in enumerate(lines, start=1):  # find mistakes before the first prefill
         if _is_expectation(line):
             _expectation(line, number)
     before = here.folder, here.warm, here.quiet
@@ -56,7 +56,7 @@ def replay_script(script: str, *, keep_going: bool, jsonl: str | None) -> Reply:
 
 
 def _lines(text: str) -> list[str]:
-    """Split a script; a line with an open quotation mark takes the next ones, which are then empty."""
+    """Split a script; join lines within an open quotation mark and leave empty lines in their place."""
     lines, first = text.split("\n"), 0
     for number in range(1, len(lines)):
         if is_open(lines[first]):
@@ -81,9 +81,9 @@ class _Run:
             text = line.strip()
             if not text or text.startswith("#"):
                 continue
-            wanted = number < len(self._lines) and self._wants_exit(number)
+            tested = number < len(self._lines) and self._wants_exit(number)
             code = self._expect(text, number) if _is_expectation(text) else self._command(text, number)
-            failed = code != 0 and not (wanted and not _is_expectation(text))
+            failed = code != 0 and not (tested and not _is_expectation(text))
             if failed:
                 self._failed += 1
                 self._code = self._code or code
@@ -100,7 +100,7 @@ class _Run:
         return Reply(totals, lambda: self._say_totals(totals), self._code)
 
     def _wants_exit(self, number: int) -> bool:
-        """Whether an expectation right after line `number` is about its exit code."""
+        """Whether the line after `number` expects an exit code."""
         for line in self._lines[number:]:
             text = line.strip()
             if text and not text.startswith("#"):
@@ -164,7 +164,7 @@ class _Run:
 
 
 Holds = Callable[[dict[str, Any], int], str | None]
-"""Looks at the last command's record and exit code; gives what is wrong, or `None`."""
+"""Checks the last command's record and exit code; returns the problem, or `None`."""
 
 
 def _is_expectation(line: str) -> bool:
@@ -175,7 +175,7 @@ def _expectation(line: str, number: int) -> tuple[str, Holds]:
     """Read an `expect` line.
 
     Raises:
-        UsageError: It has none of the forms.
+        UsageError: It has an unknown form.
     """
     try:
         words = shlex.split(line)[1:]
@@ -193,7 +193,7 @@ def _expectation(line: str, number: int) -> tuple[str, Holds]:
         counted = ("refreshed", "missing", "exit", "lines", "tokens")
         if subject in counted and relation == "equals" and re.fullmatch(r"\d{1,12}", value, re.ASCII):
             return what, _count(subject, int(value))
-    raise UsageError(f"Line {number} expects nothing that can be checked: '{what}'.", _FORMS)
+    raise UsageError(f"Line {number} has an unknown expectation: '{what}'.", _FORMS)
 
 
 def _answer(value: str, contains: bool) -> Holds:
@@ -210,8 +210,8 @@ def _stale(percent: float) -> Holds:
         if here.held is None:
             return "there is no session"
         rows = here.held.rows
-        found = 100 * int((rows.stale | rows.missing).sum()) / max(1, len(rows))
-        return None if found < percent else f"{found:.2f}% of the rows are stale or missing"
+        share = 100 * int((rows.stale | rows.missing).sum()) / max(1, len(rows))
+        return None if share < percent else f"{share:.2f}% of the rows are stale or missing"
 
     return holds
 
@@ -219,14 +219,14 @@ def _stale(percent: float) -> Holds:
 def _count(subject: str, wanted: int) -> Holds:
     def holds(record: dict[str, Any], code: int) -> str | None:
         if subject == "exit":
-            found: Any = code
+            number: Any = code
         elif subject in ("refreshed", "missing") and isinstance(record.get("rows"), dict):
-            found = record["rows"][subject]
+            number = record["rows"][subject]
         else:
-            found = record.get(subject)
-        if not isinstance(found, int):
+            number = record.get(subject)
+        if not isinstance(number, int):
             return f"the last command reported no {subject}"
-        return None if found == wanted else f"it was {found}"
+        return None if number == wanted else f"it was {number}"
 
     return holds
 
@@ -245,7 +245,8 @@ def _open(path: Path) -> TextIO:
         return path.open("w", encoding="utf-8")
     except OSError as error:
         raise KveditError(
-            f"{path} cannot be written: {error.strerror or error}.", "Name a file in a folder of your own."
+            f"{path} cannot be written: {error.strerror or error}.",
+            "Use a file in a folder that you can write.",
         ) from None
 
 

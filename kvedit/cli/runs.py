@@ -1,4 +1,4 @@
-"""What a person sees of a bench: a live table while it runs, its summary, two runs side by side."""
+"""Output of a bench: a live table while it runs, its summary, and a comparison of two runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rich.table import Table
 from kvedit.cli.output import cell, console, count, is_watched, one_line, say, seconds
 from kvedit.timing import clock
 
-_EVERY_S = 10.0  # between two lines where there is no terminal
+_EVERY_S = 10.0  # between two lines without a terminal
 
 
 @contextmanager
 def live_run(arms: Sequence[str], total: int) -> Iterator[Callable[[int, dict[str, Any]], None]]:
-    """Show a table that grows with each case: what every arm has reached so far."""
+    """Show a table of the results so far, updated after each case."""
     screen = console()
     records: list[dict[str, Any]] = []
-    start, said = clock(), clock()
+    start, printed = clock(), clock()
 
     def left(done: int) -> str:
         spent = clock() - start
@@ -30,13 +30,13 @@ def live_run(arms: Sequence[str], total: int) -> Iterator[Callable[[int, dict[st
 
     if not is_watched(sys.stderr):
 
-        def tell(done: int, record: dict[str, Any]) -> None:
-            nonlocal said
-            if clock() - said >= _EVERY_S or done == total:
-                said = clock()
+        def print_line(done: int, record: dict[str, Any]) -> None:
+            nonlocal printed
+            if clock() - printed >= _EVERY_S or done == total:
+                printed = clock()
                 say(left(done))
 
-        yield tell
+        yield print_line
         return
     with Live(console=screen, transient=True, auto_refresh=False) as live:
 
@@ -44,7 +44,7 @@ def live_run(arms: Sequence[str], total: int) -> Iterator[Callable[[int, dict[st
             records.append(record)
             table = _table(left(done))
             for arm in arms:
-                table.add_row(arm, *_so_far([part["arms"][arm] for part in records], records))
+                table.add_row(arm, *_so_far([item["arms"][arm] for item in records], records))
             live.update(table, refresh=True)
 
         yield show
@@ -62,20 +62,20 @@ def _columns(title: str, headings: Sequence[str]) -> Table:
     return table
 
 
-def _so_far(found: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> list[str]:
-    change = sum(abs(part["logp_change"]) for part in found)
-    lost = sum(abs(part["arms"]["shift"]["logp_change"]) for part in records)
-    times = sorted(sum(part["seconds"].values()) for part in found)
+def _so_far(results: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> list[str]:
+    change = sum(abs(result["logp_change"]) for result in results)
+    lost = sum(abs(record["arms"]["shift"]["logp_change"]) for record in records)
+    times = sorted(sum(result["seconds"].values()) for result in results)
     return [
-        f"{sum(part['em'] for part in found)}/{len(found)}",
-        f"{change / len(found):.3f}",
+        f"{sum(result['em'] for result in results)}/{len(results)}",
+        f"{change / len(results):.3f}",
         f"{100 * (1 - change / lost):.0f}%" if lost else "",
         seconds(times[len(times) // 2]),
     ]
 
 
 def show_run(summary: dict[str, Any], folder: Path) -> None:
-    """Print the summary of a run, and where its report is."""
+    """Print the summary of a run and the path of its report."""
     for name, part in {"": summary, **summary.get("datasets", {}), **summary.get("places", {})}.items():
         title = count(part["cases"], "case")
         table = _table(f"{name}: {title}" if name else title)
@@ -92,7 +92,7 @@ def show_run(summary: dict[str, Any], folder: Path) -> None:
 
 
 def show_comparison(found: dict[str, Any]) -> None:
-    """Print what differs between two runs."""
+    """Print the differences between two runs."""
     table = _columns(
         count(found["cases"], "shared case"), ("right", "change of log p", "repaired", "regressed")
     )
@@ -111,7 +111,7 @@ def show_comparison(found: dict[str, Any]) -> None:
 
 
 def _interval(estimate: dict[str, Any], scale: float, digits: int, unit: str = "") -> str:
-    """Write a value with its interval."""
+    """Format a value with its interval."""
     value, low, high = (estimate[name] for name in ("value", "low", "high"))
     if value is None:
         return ""
@@ -120,7 +120,7 @@ def _interval(estimate: dict[str, Any], scale: float, digits: int, unit: str = "
 
 
 def show_executor(summary: dict[str, Any], config: dict[str, Any], folder: Path) -> None:
-    """Print how the executors compare, shape by shape."""
+    """Print how the executors compare for each shape."""
     shapes = summary["shapes"]
     others = list(dict.fromkeys(name for shape in shapes for name in shape["refresh_over_packed"]))
     table = _columns(
@@ -152,7 +152,7 @@ def show_executor(summary: dict[str, Any], config: dict[str, Any], folder: Path)
 
 
 def show_numerics(summary: dict[str, Any], config: dict[str, Any], folder: Path) -> None:
-    """Print how far each path is from the first."""
+    """Print how far each path deviates from the first."""
     table = _columns(
         "replays against the first path", ("largest logit gap", "argmax differs", "answers differ")
     )
@@ -169,13 +169,13 @@ def show_numerics(summary: dict[str, Any], config: dict[str, Any], folder: Path)
 
 
 def show_evidence(summary: dict[str, Any], config: dict[str, Any], folder: Path) -> None:
-    """Print the share of bought rows that lie in the evidence."""
+    """Print the share of selected rows that lie in the evidence."""
     sets = summary["datasets"]
-    table = _columns("bought rows in the evidence", list(sets))
+    table = _columns("selected rows in the evidence", list(sets))
     arms = list(dict.fromkeys(arm for part in sets.values() for arm in part["arms"]))
     for arm in arms:
-        found = [part["arms"].get(arm) for part in sets.values()]
-        table.add_row(arm, *("" if item is None else f"{item['value']:.2f}" for item in found))
+        shares = [part["arms"].get(arm) for part in sets.values()]
+        table.add_row(arm, *("" if share is None else f"{share['value']:.2f}" for share in shares))
     console().print(table)
     say(one_line(f"The report is {folder / 'report.html'}."))
 

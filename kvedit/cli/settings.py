@@ -1,6 +1,6 @@
-"""The settings of a process: defaults for the options of a question, and whether the REPL heals.
+"""The settings of a process: defaults for a question's options, and whether the REPL heals.
 
-They follow the fields of `Options` whose spelling names a setting.
+Each field of `Options` whose spelling names a setting has one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OLD_NAMES = {"chat": "conversation"}  # accepted from older scripts, shown nowh
 
 
 def _fields() -> dict[str, Field[Any]]:
-    """Return the fields of `Options` that `set` knows, by the setting's name."""
+    """Return the fields of `Options` that have a setting, by the setting's name."""
     return {name: each for each in fields(Options) if (name := spelling(each).setting) is not None}
 
 
@@ -37,7 +37,7 @@ def values(name: str) -> Sequence[str]:
 
 
 def takes(name: str) -> str:
-    """Say what a setting takes, for help and errors."""
+    """Describe a setting's values, for help and errors."""
     *most, last = values(name)
     return f"{', '.join(most)} or {last}"
 
@@ -47,8 +47,8 @@ class Settings:
     """What `set` changes.
 
     Attributes:
-        options: Values for fields of `Options` in place of their defaults.
-        heal: Whether the REPL heals while it waits.
+        options: Values that replace defaults of `Options`.
+        heal: Whether the REPL heals while it waits for input.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Settings:
 
         Args:
             name: The setting.
-            word: Its value as typed; `default` takes a change back.
+            word: Its value as typed; `default` restores the default.
 
         Raises:
             UsageError: The setting is unknown, or the value is not valid.
@@ -78,16 +78,16 @@ class Settings:
             self.options.pop(each.name, None)
         else:
             value = spelling(each).parse(word)
-            Options(**{each.name: value})  # refuses what is not valid
+            Options(**{each.name: value})  # raises if it is invalid
             self.options[each.name] = value
 
     def record(self) -> dict[str, str]:
         """Return all settings as words, by the field's name."""
-        found = {each.name: self._word(each) for each in _fields().values()}
-        return {**found, _HEAL: "on" if self.heal else "off"}
+        words = {each.name: self._word(each) for each in _fields().values()}
+        return {**words, _HEAL: "on" if self.heal else "off"}
 
     def shown(self, name: str) -> str:
-        """Return one setting as `set` takes it."""
+        """Return one setting in the form that `set` reads."""
         each = _fields().get(name := _OLD_NAMES.get(name, name))
         return f"{name} {self.record()[_HEAL if each is None else each.name]}"
 
@@ -100,7 +100,7 @@ class Settings:
 
 
 def is_known(name: str) -> bool:
-    """Whether there is a setting of that name."""
+    """Whether a setting of that name exists."""
     return _OLD_NAMES.get(name, name) in names()
 
 

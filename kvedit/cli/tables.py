@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from kvedit.text.document import Document
 
 _HEAT = " .:-=+*#%@"
-"""From exact to as far off as the clean states are large; readable without colour or Unicode."""
+"""From exact to a deviation as large as the states; readable without colour or Unicode."""
 _HEAT_COLUMNS = 60
 _HEAT_ROWS = 10
 
 
 def show_answer(answer: Answer) -> None:
-    """Print the timing breakdown of an answer, and its counts, on stderr."""
+    """Print the timings and counts of an answer on stderr."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("phase")
     for heading in ("time", "tokens", "tokens/s"):
@@ -66,12 +66,12 @@ def _counts(answer: Answer) -> list[str]:
     if answer.finish_reason == "interrupted":
         lines.append("The answer was interrupted.")
     elif answer.finish_reason == "length":
-        lines.append("The answer was cut at --max-new-tokens.")
+        lines.append("The answer was truncated at --max-new-tokens.")
     return lines
 
 
 def show_status(status: Status) -> None:
-    """Print what a session holds, on stdout."""
+    """Print a session's status on stdout."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -106,7 +106,7 @@ def show_status(status: Status) -> None:
 
 
 def show_log(entries: Sequence[Entry], present: int) -> None:
-    """Print revisions on stdout, the present one marked."""
+    """Print revisions on stdout; mark the current one."""
     screen = plain_or_not(sys.stdout)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
@@ -124,9 +124,9 @@ def show_log(entries: Sequence[Entry], present: int) -> None:
 
 
 def show_sessions(found: Sequence[Overview]) -> None:
-    """Print a list of sessions on stdout, the current one marked."""
+    """Print a list of sessions on stdout; mark the current one."""
     if not found:
-        say("There is no session here. Load a document: `kvedit load FILE`.")
+        say("There are no sessions here. Load a document: `kvedit load FILE`.")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
@@ -150,20 +150,20 @@ def show_sessions(found: Sequence[Overview]) -> None:
 
 
 def show_check(checked: Checked, size_bytes: int) -> None:
-    """Print what a check of a session found."""
+    """Print the result of checking a session."""
     for finding in checked.findings:
         out(one_line(finding))
     if checked.findings:
         say("Load the document again with `kvedit load FILE --force`, or go back with `kvedit checkout`.")
         return
     say(
-        f"All in order: {count(checked.revisions, 'revision')}, "
+        f"No problems found: {count(checked.revisions, 'revision')}, "
         f"{count(checked.segments, 'segment')}, {size(size_bytes)}."
     )
 
 
 def show_explanation(found: Explanation, document: Document) -> None:
-    """Print the chosen lines on stdout, and scores and cost on stderr."""
+    """Print the selected lines on stdout, and scores and cost on stderr."""
     width, skipped = len(str(document.line_count)), False
     for number, (share, text) in enumerate(
         zip(found.lines, document.lines(0, document.line_count), strict=True), start=1
@@ -199,7 +199,7 @@ def show_explanation(found: Explanation, document: Document) -> None:
 
 
 def heat_columns(heat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Shrink `[L, T]` to a strip of at most 10 x 60 cells, each the mean of what it covers."""
+    """Shrink `[L, T]` to at most 10 x 60 cells, each the mean of the values it covers."""
     layers = np.array_split(heat, min(_HEAT_ROWS, len(heat)))
     strip = np.stack([part.mean(axis=0) for part in layers])
     columns = np.array_split(strip, max(1, min(_HEAT_COLUMNS, strip.shape[1])), axis=1)
@@ -207,7 +207,7 @@ def heat_columns(heat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def show_verification(found: Verification) -> None:
-    """Print how far the cache is from a clean one, with its heat strip, on stdout."""
+    """Print how far the cache is from a clean one, with a heat strip, on stdout."""
     layers, strip = len(found.keys), heat_columns(found.heat)
     bounds = np.linspace(0, layers, len(strip) + 1).astype(int)
     out("layers  relative deviation by position, from the first row to the last")
@@ -238,7 +238,7 @@ def show_verification(found: Verification) -> None:
 
 
 def _glyph(value: float, tolerance: float) -> str:
-    """A denser mark for a larger deviation, on a scale of square roots."""
+    """Return a denser mark for a larger deviation, on a square-root scale."""
     if value <= tolerance:
         return _HEAT[0]
     return _HEAT[1 + min(len(_HEAT) - 2, int(min(float(value), 1.0) ** 0.5 * (len(_HEAT) - 1)))]

@@ -1,4 +1,4 @@
-"""What one process keeps between commands: the settings, the last record, and a warm session."""
+"""State that a process keeps between commands: settings, the last record, a warm session."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Workspace:
-    """The state of a process that runs commands: one from the shell, or many.
+    """The state of a process that runs one command or many.
 
     Attributes:
-        settings: The defaults that hold here.
+        settings: The settings of this process.
         warm: Keep session and model in memory between commands.
         as_json: Print records instead of text.
-        quiet: Print no result at all, as a replay with `--json` does for its commands.
-        streams: Whether the present command's text goes to stdout as it comes.
-        folder: Where relative paths count from; the working directory if `None`.
-        name: The session to use where none is named; else the current one.
-        record: What the last command reported.
-        failure: The error with which it ended, if it did.
+        quiet: Print no results, as for the commands of a replay with `--json`.
+        streams: Whether the current command prints text on stdout as it is produced.
+        folder: Base of relative paths; the working directory if `None`.
+        name: The session to use if a command names none; the current session if `None`.
+        record: The record of the last command.
+        failure: The error that ended it, if any.
     """
 
     settings: Settings = field(default_factory=Settings)
@@ -46,28 +46,28 @@ class Workspace:
     _model: Model | None = None
 
     def session(self, name: str | None = None) -> Session:
-        """Open a session, or take the warm one and read what another process has changed."""
+        """Open a session, or return the warm one after reading changes by other processes."""
         from kvedit.session.session import Session
         from kvedit.store.home import Home
 
-        home, asked = Home.default(), name or self.name
-        store = home.current() if asked is None else home.store(asked)
-        held = self._session
-        if held is not None and held.folder.absolute() == store.folder.absolute():
-            held.update()
-            return held
+        home, wanted = Home.default(), name or self.name
+        store = home.current() if wanted is None else home.store(wanted)
+        warm = self._session
+        if warm is not None and warm.folder.absolute() == store.folder.absolute():
+            warm.update()
+            return warm
         session = Session.open(store.name)
-        if self.warm and name is None:  # one that is named is for this command alone
+        if self.warm and name is None:  # a named session is used for one command only
             self._remember_model()
             self._session = session
         return session
 
     def ready(self, session: Session, model: str | None = None) -> None:
-        """Give a session its model, the warm one if that is the one it was computed with.
+        """Set a session's model, using the warm one if it created the session.
 
         Args:
-            session: Gets it.
-            model: The session's model, at another place.
+            session: The session.
+            model: Name or path to open the session's model from instead.
         """
         if session.has_model and model is None:
             return
@@ -80,12 +80,12 @@ class Workspace:
             session.use_model(model, report)
 
     def hold(self, session: Session) -> None:
-        """Keep a session that was just loaded warm."""
+        """Keep a newly loaded session warm."""
         if self.warm:
             self._session, self.name = session, None
 
     def drop(self) -> None:
-        """Let the warm session go; its model stays."""
+        """Drop the warm session, but keep its model."""
         self._remember_model()
         self._session = None
 
@@ -103,7 +103,7 @@ class Workspace:
         return Document.read(self.path(file), encoding)
 
     def path(self, file: str) -> Path:
-        """Give the path that a command names."""
+        """Return the path of a file named in a command."""
         return (self.folder or Path()) / file
 
     def _remember_model(self) -> None:

@@ -1,4 +1,4 @@
-"""Ask: the steps from a question to an answer. Shift, select, refresh, question, decode, keep."""
+"""Ask: from a question to an answer. Shift, select, refresh, question, decode, keep."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Answering(Iterator[Token]):
-    """An answer as it comes: an iterator of tokens.
+    """An answer in progress: an iterator of tokens.
 
     Args:
-        tokens: Gives the tokens; its value is the answer.
+        tokens: Yields the tokens and returns the answer.
     """
 
     def __init__(self, tokens: Generator[Token, None, Answer]) -> None:
@@ -52,17 +52,17 @@ class Answering(Iterator[Token]):
 
     @property
     def answer(self) -> Answer:
-        """The whole answer with its counts and timings; raises `UsageError` before the last token."""
+        """The complete answer with counts and timings; raises `UsageError` before the last token."""
         if self._answer is None:
-            raise UsageError("The answer has not come to its end.", "Take the tokens to the last one first.")
+            raise UsageError("The answer is not complete.", "Iterate over all its tokens first.")
         return self._answer
 
     def interrupt(self) -> None:
-        """End the answer with the token that was taken last; what was computed is kept."""
+        """End the answer after the last token taken; what was computed is kept."""
         self._interrupted = True
 
     def close(self) -> None:
-        """End at once, and keep nothing."""
+        """Stop at once and keep nothing."""
         self._tokens.close()
 
 
@@ -70,10 +70,10 @@ class Asking:
     """One question to one session.
 
     Args:
-        session: Asked; with `keep` the caller holds its lock.
-        options: How.
-        timings: Gets the phases.
-        on_phase: Gets the name of each phase as it begins.
+        session: The session; with `keep`, the caller holds its lock.
+        options: How to answer.
+        timings: Records the phases.
+        on_phase: Called with the name of each phase as it begins.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Asking:
         self.timings = timings
         self.timings.synchronize = waiter(self.model.device.type)
         self.on_phase = on_phase
-        # A question asked alone does not see the conversation.
+        # Without --continue, a question does not see the conversation.
         self.rows: RowTable = (
             session.rows if options.conversation else session.rows.first(session.document_rows)
         )
@@ -109,12 +109,12 @@ class Asking:
         answer_ids, text, reason, walked = yield from self._decode(logits, limit, lookup)
         kept = options.keep and (bool(parts) or options.conversation)
         if options.conversation and options.decode_weights is not None and walked:
-            with timings.measure("save"):  # what is kept is computed with the model's own weights
+            with timings.measure("save"):  # kept rows come from the model's own weights
                 walked = [self._answer_states(total + len(question_ids), answer_ids[: len(walked)])]
         if kept:
             self.on_phase("save")
             with timings.measure("save", len(selection.computed)):
-                if reason == "interrupted" and answer_ids:  # asked again, it is to end there
+                if reason == "interrupted" and answer_ids:  # a replay must end at the same token
                     options = replace(options, max_new_tokens=len(answer_ids))
                 new_ids = [*question_ids.tolist(), *answer_ids]
                 self._keep(options.command(question), parts, [states, *walked], new_ids)
@@ -138,11 +138,11 @@ class Asking:
         )
 
     def explain(self, question: str) -> Explanation:
-        """Say what would be refreshed for a question, and why. Changes nothing."""
+        """Return what a question would refresh, and why. Changes nothing."""
         session, rows = self.session, self.rows
         total, suffix = len(rows), int(rows.suffix.sum())
-        self._limit(len(self.question_ids(question)))  # what cannot be asked is not explained
-        self.shift(total + len(session.tokenizer.encode_text(question)))  # with room for a probe
+        self._limit(len(self.question_ids(question)))  # refuse a question that would not fit
+        self.shift(total + len(session.tokenizer.encode_text(question)))  # and capacity for a probe
         selection = self.repair(question).select(self.options)
         return Explanation(
             policy=self.options.policy,
@@ -159,17 +159,17 @@ class Asking:
         )
 
     def shift(self, capacity: int, computed: int = 0) -> None:
-        """Bring the session's rows into the working cache, with room for `capacity` rows.
+        """Load the session's rows into the working cache, and reserve `capacity` rows.
 
         Raises:
-            KveditError: That, or the `computed` rows that will be in hand, does not fit into memory.
+            KveditError: The cache and the `computed` rows held meanwhile do not fit into memory.
         """
         self.on_phase("shift")
         session, rows, model = self.session, self.rows, self.model
         working = session.working
-        in_hand = model.walk_bytes(computed) + 2 * model.cache_bytes(computed)
-        what = f"A question to {len(rows):,} tokens, with {computed:,} to compute,"
-        check_memory(what, working.wanting(capacity) + in_hand, model.device)
+        computed_bytes = model.walk_bytes(computed) + 2 * model.cache_bytes(computed)
+        what = f"A question about {len(rows):,} tokens ({computed:,} to compute)"
+        check_memory(what, working.wanting(capacity) + computed_bytes, model.device)
         with self.timings.measure("load"):
             session.read_segments()
         with self.timings.measure("shift"):
@@ -178,7 +178,7 @@ class Asking:
         self.timings.add("shift", 0.0, gathered)
 
     def repair(self, question: str) -> Repair:
-        """Return the pipeline for a question on the session's working cache; the rows are shifted already."""
+        """Return the pipeline for a question on the working cache, after `shift`."""
         working = self.session.working
         return Repair(
             model=self.model,
@@ -194,18 +194,18 @@ class Asking:
         )
 
     def _past(self) -> Past | None:
-        """Find the last revision before this one whose rows were all exact, and which of them are left."""
+        """Return the last earlier revision whose rows were all exact, and which of them remain."""
         exact = self.session.exact_past()
         return None if exact is None else Past(exact[0], self.rows.found_in(exact[1]))
 
     def question_ids(self, question: str) -> IntArray:
-        """Return the ids of a question as the prompt writes it, `int64 [N]`."""
+        """Return the ids of a question with the prompt around it, `int64 [N]`."""
         session = self.session
         next_turn = self.options.conversation and bool(session.revision.turns)
         return session.prompt.question_ids(session.tokenizer, question, next_turn=next_turn)
 
     def _limit(self, question: int) -> int:
-        """Say how many ids the answer may have, or refuse."""
+        """Return the answer's maximum length in ids; raise `ContextError` if it does not fit."""
         tokens, context, limit = len(self.rows), self.model.context_length, self.options.max_new_tokens
         if limit is None:
             check_context(tokens, question + 1, "the question with one token of answer", context)
@@ -214,7 +214,7 @@ class Asking:
         return limit
 
     def _answer_states(self, start: int, ids: list[int]) -> States:
-        """Compute the states of an answer's ids again, with the model's own weights."""
+        """Recompute the states of an answer's ids with the model's own weights."""
         cache = self.session.working.cache
         cache.length = start
         return prefill_question_(self.model, cache, self.model.to_device(np.array(ids, dtype=np.int64)))[1]
@@ -222,7 +222,7 @@ class Asking:
     def _decode(
         self, logits: Tensor, limit: int, lookup: Lookup
     ) -> Generator[Token, None, tuple[list[int], str, str, list[States]]]:
-        """Stream the answer; an interrupt ends it and keeps what was said."""
+        """Stream the answer; an interrupt ends it and keeps what was decoded."""
         self.on_phase("decode")
         options = self.options
         stream, ids, texts = TextStream(self.session.tokenizer), list[int](), list[str]()
@@ -233,7 +233,7 @@ class Asking:
         reason = "stop"
         try:
             while True:
-                with self.timings.measure("decode"):  # not the time of whoever reads the tokens
+                with self.timings.measure("decode"):  # exclude the caller's time between tokens
                     token = next(answer, None)
                 if token is None:
                     break
@@ -250,20 +250,20 @@ class Asking:
         self.timings.add("decode", 0.0, len(ids))
         return ids, "".join(texts), reason, walked
 
-    def _keep(self, command: str, parts: list[States], spoken: list[States], ids: list[int]) -> None:
-        """Keep refreshed rows and, in a conversation, those of question and answer."""
+    def _keep(self, command: str, parts: list[States], conversation: list[States], ids: list[int]) -> None:
+        """Keep refreshed rows and, in a conversation, the rows of question and answer."""
         session = self.session
         parts = States.merged(parts, CHUNK_ROWS)
         turns = None
         if self.options.conversation:
-            parts.append(States.concatenate(spoken))
+            parts.append(States.concatenate(conversation))
             turns = (*session.revision.turns, *ids)
         session.keep(parts, command, turns)
-        place = np.concatenate([states.rows.cpu().numpy() for states in parts])
-        session.working.settle(session.rows, np.sort(place))
+        row_ids = np.concatenate([states.rows.cpu().numpy() for states in parts])
+        session.working.settle(session.rows, np.sort(row_ids))
 
     def _chosen_units(self, selection: Selection) -> list[ChosenUnit]:
-        """Describe the units with selected rows, the best first."""
+        """Return the units with selected rows, best first."""
         if selection.scores is None:
             return []
         session, evidence, scores = self.session, selection.evidence, selection.scores
@@ -279,18 +279,18 @@ class Asking:
                 stop = int(session.tokens.stops[rows[-1] - head])
                 content = text[start:stop]
                 begins = start + len(content) - len(content.lstrip())
-                first, last = (text.count("\n", 0, where) + 1 for where in (begins, max(start, stop - 1)))
+                first, last = (text.count("\n", 0, offset) + 1 for offset in (begins, max(start, stop - 1)))
             chosen = int(np.isin(rows, selection.rows).sum())
             score = float(scores.units[own[rows]].max())
             units.append(ChosenUnit(first, last, content, score, chosen, len(rows)))
         return sorted(units, key=lambda item: -item.score)
 
     def _chosen_lines(self, selected: IntArray) -> tuple[float, ...]:
-        """Return the share of each line's rows that is selected."""
+        """Return the selected share of each line's rows."""
         session = self.session
         body = selected[selected < session.document_rows] - len(session.manifest.head_ids)
         starts, count = np.array(session.document.line_starts, dtype=np.int64), session.document.line_count
-        # A row belongs to the line in which it ends: a blank before a word may be of the line before.
+        # A row belongs to the line where it ends: it may begin with a space of the line before.
         line = np.searchsorted(starts, np.maximum(session.tokens.stops - 1, 0), side="right") - 1
-        held = np.bincount(line, minlength=count)
-        return tuple((np.bincount(line[body], minlength=count) / np.maximum(held, 1)).tolist())
+        rows = np.bincount(line, minlength=count)
+        return tuple((np.bincount(line[body], minlength=count) / np.maximum(rows, 1)).tolist())

@@ -1,4 +1,4 @@
-"""Check a session: every segment and every revision, against each other."""
+"""Check a session: verify its segments and revisions against each other."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvedit.session.state import State
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a check looked at and what it found.
+    """The result of a check.
 
     Attributes:
         revisions, segments: How many were checked.
-        findings: What is wrong, one sentence each; empty if all is in order.
+        findings: One sentence per problem; empty if there are none.
     """
 
     revisions: int
@@ -29,12 +29,12 @@ class Checked:
 def check(state: State, progress: Callable[[int, int], None]) -> Checked:
     """Verify every segment and every revision.
 
-    For each revision: its text can be read, its rows are those of the text's ids (law 6, by the
-    ids that the segments hold), and its counts add up (law 11).
+    For each revision: its text can be read, its rows match the text's ids (law 6, by the
+    ids in the segments), and its counts add up (law 11).
 
     Args:
-        state: Opened, so its manifest, journal and tokenizer are valid.
-        progress: Called with steps done and steps in all.
+        state: An open session, so its manifest, journal and tokenizer are valid.
+        progress: Called with the number of steps done and the total.
     """
     names, journal = sorted(state.journal.segments()), state.journal
     total = len(names) + len(journal)
@@ -76,12 +76,12 @@ def _check_revision(
             stored = segment_ids[piece.segment][piece.start : piece.start + piece.length]
             if not np.array_equal(stored, ids[row : row + piece.length]):
                 findings.append(
-                    f"Revision {number} has other tokens than segment {piece.segment} at row {row}."
+                    f"Revision {number} and segment {piece.segment} differ in their tokens at row {row}."
                 )
         row += piece.length
     counted = (len(rows), int(rows.stale.sum()), int(rows.missing.sum()))
     if counted != (entry.tokens, entry.stale, entry.missing):
-        findings.append(f"Revision {number} says other counts than its rows have.")
+        findings.append(f"Revision {number} records counts that do not match its rows.")
     if rows.missing[: entry.frontier].any():
         findings.append(f"Revision {number} has missing rows before its frontier.")
     return findings

@@ -1,4 +1,4 @@
-"""What a session's commands report: its status, and what an edit changed."""
+"""What commands report: a session's status, and what an edit changed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kvedit.text.document import Edit
 
 
 def status(state: State) -> Status:
-    """Return what a session holds, in counts; see `Session.status`."""
-    rows, kept, entry = state.rows, state.manifest, state.revision.entry
-    stale, missing, suffix = (int(part.sum()) for part in (rows.stale, rows.missing, rows.suffix))
+    """Return a session's counts; see `Session.status`."""
+    rows, manifest, entry = state.rows, state.manifest, state.revision.entry
+    stale, missing, suffix = (int(mask.sum()) for mask in (rows.stale, rows.missing, rows.suffix))
     return Status(
         name=state.store.name,
-        model=kept.model.name,
-        dtype=kept.model.dtype,
-        context_length=kept.model.context_length,
-        source=kept.source,
+        model=manifest.model.name,
+        dtype=manifest.model.dtype,
+        context_length=manifest.model.context_length,
+        source=manifest.source,
         lines=state.document.line_count,
         tokens=len(rows),
         conversation=len(state.revision.turns),
@@ -31,9 +31,9 @@ def status(state: State) -> Status:
         missing=missing,
         size_bytes=state.store.size_bytes(),
         edits=entry.edits,
-        undone=len(kept.undone),
+        undone=len(manifest.undone),
         revision=entry.number,
-        created=kept.created,
+        created=manifest.created,
     )
 
 
@@ -41,7 +41,7 @@ class Before:
     """A session as it was before a command, to report what the command changed.
 
     Args:
-        state: The session; the command changes it.
+        state: The session that the command changes.
     """
 
     def __init__(self, state: State) -> None:
@@ -50,11 +50,11 @@ class Before:
         self._written = state.store.written_bytes
 
     def change(self, command: str, changes: Sequence[Edit] = ()) -> Change:
-        """Return what has changed since.
+        """Return the change since then.
 
         Args:
             command: The command; empty if it changed nothing.
-            changes: The edits it made; without them, what a line difference finds.
+            changes: The edits it made; if empty, the difference between the texts' lines.
         """
         state, rows = self._state, self._state.rows
         changes = changes or edits.difference(self._document.text, state.document.text)

@@ -1,4 +1,4 @@
-"""Heal: recompute rows from the frontier onward, piece by piece, so that they become exact."""
+"""Heal: recompute rows from the frontier onward, step by step, so that they become exact."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kvedit.repair.reports import Healed
 from kvedit.session.state import State
 from kvedit.timing import clock, waiter
 
-# To begin with, and at least: a few rows take about as long as one, so fewer would heal ever less.
-_PIECE_ROWS = 8
+# The first and smallest step: a few rows take about as long as one, so smaller steps only lose time.
+_STEP_ROWS = 8
 KEEP_ROWS = 1024
-"""Rows that healing computes at most before it keeps them."""
-_PIECE_S = 0.5  # time of a piece, and so the delay of an interrupt
+"""Most rows that healing computes before it keeps them."""
+_STEP_S = 0.5  # target time of a step, so an interrupt waits about that long
 
 
 def heal(state: State, budget: Budget, progress: Callable[[int, int], None]) -> Healed:
@@ -32,7 +32,7 @@ def heal(state: State, budget: Budget, progress: Callable[[int, int], None]) -> 
         try:
             while healing.frontier - first < goal:
                 done = healing.frontier - first
-                healing.step(min(goal - done, KEEP_ROWS - healing.unkept), _PIECE_S)
+                healing.step(min(goal - done, KEEP_ROWS - healing.unkept), _STEP_S)
                 progress(healing.frontier - first, goal)
                 if healing.unkept >= KEEP_ROWS:
                     healing.keep()
@@ -46,13 +46,13 @@ def heal(state: State, budget: Budget, progress: Callable[[int, int], None]) -> 
 
 
 class Healing:
-    """The sweep of one session, which can stop after any piece.
+    """The healing of one session, which can stop after any step.
 
-    Rows before the frontier are exact; the rows that are computed next, in order, see only exact
-    ones, and so become exact themselves. Rows count as healed once they are kept.
+    Rows before the frontier are exact. The rows computed next, in order, see only exact rows and so
+    become exact too. Rows count as healed once they are kept.
 
     Args:
-        session: Healed. Nobody else may change it between two pieces.
+        session: The session. Nothing else may change it between two steps.
     """
 
     def __init__(self, session: State) -> None:
@@ -60,7 +60,7 @@ class Healing:
         self._rows: RowTable = session.rows
         self._start = self.frontier = session.rows.frontier
         self._parts: list[States] = []
-        self._size = _PIECE_ROWS
+        self._size = _STEP_ROWS
         self._preparing = self._prepare()
 
     @property
@@ -70,21 +70,21 @@ class Healing:
 
     @property
     def unkept(self) -> int:
-        """Rows that were computed and are not kept yet."""
+        """Rows that are computed but not kept yet."""
         return self.frontier - self._start
 
     @property
     def current(self) -> bool:
-        """Whether the session is still the one that this heals."""
+        """Whether the session is unchanged, except by this healing."""
         return self._rows is self._session.rows
 
     def step(self, limit: int, seconds: float, on_layer: Callable[[int], None] = lambda layer: None) -> int:
-        """Do one piece of about `seconds`; give the rows that were computed, 0 while preparing.
+        """Compute for about `seconds`; return the number of rows computed, 0 while preparing.
 
         Args:
-            limit: Rows at most.
-            seconds: What the piece may take, as far as the pieces before tell.
-            on_layer: Called after each layer; what it raises ends the piece without a trace.
+            limit: Maximum number of rows.
+            seconds: Target time, judged by the speed of earlier steps.
+            on_layer: Called after each layer; if it raises, the step is discarded.
         """
         if next(self._preparing, "prepared") is None:
             return 0
@@ -98,12 +98,12 @@ class Healing:
         waiter(session.model.device.type)()
         self.frontier += size
         taken = clock() - start
-        if size == self._size and taken > 0:  # never more than twice as many: one fast piece may be luck
-            self._size = max(_PIECE_ROWS, min(2 * size, int(size * seconds / taken)))
+        if size == self._size and taken > 0:  # at most double: one fast step may be luck
+            self._size = max(_STEP_ROWS, min(2 * size, int(size * seconds / taken)))
         return size
 
     def keep(self) -> None:
-        """Keep what was computed, unless the session has changed since. The caller holds the lock."""
+        """Keep the computed rows unless the session has changed since. The caller holds the lock."""
         if not self._parts or not self.current:
             return
         session, count = self._session, self.unkept
@@ -113,22 +113,22 @@ class Healing:
         self._parts, self._start, self._rows = [], self.frontier, session.rows
 
     def keep_locked(self) -> None:
-        """Take the session's lock and keep what was computed; raises `LockedError` as commands do."""
+        """Take the session's lock and keep the computed rows; raises `LockedError` as commands do."""
         with self._session.writing("heal"):
             self.keep()
 
     def _prepare(self) -> Iterator[None]:
-        """Bring the exact rows into the working cache, in pieces."""
+        """Load the exact rows into the working cache, in steps."""
         session = self._session
         while not session.read_segments(limit=1):
             yield
         yield
         model, total = session.model, len(self._rows)
-        # What it computes is held until it is kept, and then a second time while it is written.
+        # Computed rows stay in memory until they are kept, and are copied while they are written.
         needed = session.working.wanting(total) + 3 * model.walk_bytes(min(self.left, KEEP_ROWS))
         check_memory(f"Healing {total:,} tokens", needed, model.device)
         session.working.reserve(total)
-        wanted = session.working.differing(self._rows)
-        wanted = wanted[wanted < self.frontier]
-        for _ in session.segments.gather(session.working, self._rows, wanted):
+        row_ids = session.working.differing(self._rows)
+        row_ids = row_ids[row_ids < self.frontier]
+        for _ in session.segments.gather(session.working, self._rows, row_ids):
             yield

@@ -1,4 +1,4 @@
-"""The history of a session: undo, redo, checkout, log. Every move is to a revision already written."""
+"""The history of a session: undo, redo, checkout, log. All of them use revisions already written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvedit.store.records import Entry
 
 
 def log(state: State, *, everything: bool = False) -> list[Entry]:
-    """Return the revisions that led to the present one, latest first; or all revisions."""
+    """Return the revisions that led to the current one, or all revisions; latest first."""
     journal = state.journal
     if everything:
         return [journal.entry(number) for number in reversed(range(len(journal)))]
@@ -22,13 +22,13 @@ def log(state: State, *, everything: bool = False) -> list[Entry]:
 
 
 def text_of(state: State, revision: int) -> str:
-    """Return the text at a revision; raises `UsageError` when no revision has that number."""
+    """Return the text of a revision; raises `UsageError` if it does not exist."""
     _check_number(state, revision)
     return state.journal.revision(revision).text
 
 
 def checkout(state: State, revision: int) -> None:
-    """Make a revision the present one. The caller holds the lock.
+    """Make a revision the current one. The caller holds the lock.
 
     Raises:
         UsageError: No revision has that number.
@@ -41,7 +41,7 @@ def undo(state: State, count: int) -> None:
     """Return to the text before the last `count` edits. The caller holds the lock.
 
     Raises:
-        UsageError: There are fewer edits, or `count` is below 1.
+        UsageError: Fewer edits can be undone, or `count` is below 1.
     """
     _check_count("undo", count)
     undone, number = list(state.manifest.undone), state.revision.entry.state
@@ -55,7 +55,7 @@ def undo(state: State, count: int) -> None:
 
 
 def redo(state: State, count: int) -> None:
-    """Make the last `count` edits that were undone again; raises as `undo` does."""
+    """Redo the last `count` undone edits; raises the same errors as `undo`."""
     _check_count("redo", count)
     undone, number = list(state.manifest.undone), state.revision.entry.state
     for step in range(count):
@@ -66,15 +66,15 @@ def redo(state: State, count: int) -> None:
 
 
 def _best_revision(state: State, number: int) -> int:
-    """Return the revision of text `number` with the most exact rows, the latest of several.
+    """Return the revision of text `number` with the most exact rows; the latest, if several have them.
 
-    Only revisions with the text's last conversation count, so what was forgotten stays forgotten.
+    Only revisions with the text's last conversation count, so a forgotten one stays forgotten.
     """
     journal = state.journal
     entries = [journal.entry(later) for later in range(number, len(journal))]
     entries = [entry for entry in entries if entry.state == number]
     if not entries:
-        raise damaged(f"revision {number}", "is of another text than it says")
+        raise damaged(f"revision {number}", "does not have the recorded text")
     last = entries[-1]
     conversation = journal.revision(last.number).turns
     for entry in sorted(entries, key=lambda entry: (entry.frontier, entry.number), reverse=True):

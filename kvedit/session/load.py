@@ -1,4 +1,4 @@
-"""Load and purge: prefill a document into a session, chunk by chunk, each chunk a segment."""
+"""Load and purge: prefill a document into a session, one segment per chunk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kvedit.tokens.prompt import check_context, encode_body
 
 IntArray = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
-"""Called with rows done and rows in all."""
+"""Called with the number of rows done and the total."""
 
 
 def load(
@@ -49,13 +49,13 @@ def load(
     """Prefill a document into a new session; see `Session.load`."""
     with timings.measure("load"):
         if isinstance(model, Model):
-            called, directory = str(model.directory), model.directory
+            model_name, directory = str(model.directory), model.directory
         else:
-            directory, called = resolve(model, report), model
+            directory, model_name = resolve(model, report), model
             model = open_model(directory, device=device, dtype=dtype)
     directory = directory.resolve()
     record = ModelRecord(
-        name=str(directory) if Path(called).resolve() == directory else called,
+        name=str(directory) if Path(model_name).resolve() == directory else model_name,
         directory=str(directory),
         dtype=model.dtype_name,
         device=device,
@@ -73,7 +73,7 @@ def load(
 
 
 def purge(state: State, progress: Progress) -> Purge:
-    """Prefill the present text from nothing and drop all else; see `Session.purge`."""
+    """Prefill the current text from scratch and drop everything else; see `Session.purge`."""
     start, store = clock(), state.store
     with state.writing("purge"):
         before, revisions = store.size_bytes(), len(state.journal)
@@ -95,7 +95,7 @@ def _prefill_document(
     timings: Timings,
     progress: Progress,
 ) -> None:
-    """Prefill a document into `store`; what a failed load wrote is removed again."""
+    """Prefill a document into `store`; if that fails, remove what was written."""
     prompt = model.layout(system)
     body = encode_body(model.tokenizer, document.text, model.context_length)
     ids = np.concatenate([np.array(prompt.head_ids, dtype=np.int64), body.ids])
@@ -133,7 +133,7 @@ def _prefill_document(
 def _prefill_again(
     store: Store, manifest: Manifest, document: Document, model: Model, progress: Progress
 ) -> None:
-    """Prefill the present text into a session without a past."""
+    """Prefill the current text into a session without history."""
     timings = Timings()
     ids = np.concatenate(
         [np.array(manifest.head_ids, dtype=np.int64), model.tokenizer.encode_text(document.text).ids]
@@ -150,7 +150,7 @@ def _prefill_again(
 
 
 def _begin(store: Store, manifest: Manifest, document: Document, rows: RowTable, command: str) -> None:
-    """Write the first revision of a new journal, publish it, and drop all that was there before."""
+    """Write the first revision of a new journal, publish it, and remove everything older."""
     entry = Entry(
         number=0,
         parent=None,
@@ -173,7 +173,7 @@ def _begin(store: Store, manifest: Manifest, document: Document, rows: RowTable,
 
 
 def _check_memory(model: Model, count: int) -> None:
-    """Refuse, before anything is computed, a document whose cache would not fit into memory."""
+    """Raise `KveditError`, before anything is computed, if the cache would not fit into memory."""
     needed = model.cache_bytes(count) + model.walk_bytes(min(count, CHUNK_ROWS))
     check_memory(f"A document of {count:,} tokens", needed, model.device)
 
@@ -182,9 +182,9 @@ def _prefill(store: Store, model: Model, ids: IntArray, timings: Timings, progre
     """Compute and save all rows; a chunk is written while the next one is computed."""
     timings.synchronize = waiter(model.device.type)
     count = len(ids)
-    none = np.zeros(count, dtype=np.int64)
-    rows = RowTable((), none + MISSING, none, none.astype(bool), 0)
-    trim()  # of what encoding took
+    zeros = np.zeros(count, dtype=np.int64)
+    rows = RowTable((), zeros + MISSING, zeros, zeros.astype(bool), 0)
+    trim()  # release what encoding used
     cache = model.new_cache(count)
     done = 0
 
@@ -195,7 +195,7 @@ def _prefill(store: Store, model: Model, ids: IntArray, timings: Timings, progre
     chunks = prefill_(model, cache, model.to_device(ids), on_layer)
     with ThreadPoolExecutor(1) as disk:
         written: Future[str] | None = None
-        place = none[:0]
+        row_ids = zeros[:0]
         while done < count or written is not None:
             states = None
             if done < count:
@@ -203,12 +203,12 @@ def _prefill(store: Store, model: Model, ids: IntArray, timings: Timings, progre
                     states = next(chunks)
             with timings.measure("save"):
                 if written is not None:
-                    rows, written = rows.computed(place, written.result()), None
+                    rows, written = rows.computed(row_ids, written.result()), None
             if states is not None:
-                place = states.rows.numpy()
-                written = disk.submit(store.write_segment, states, ids[place])
-                done += len(place)
-                timings.add("prefill", 0.0, len(place))
+                row_ids = states.rows.numpy()
+                written = disk.submit(store.write_segment, states, ids[row_ids])
+                done += len(row_ids)
+                timings.add("prefill", 0.0, len(row_ids))
                 progress(done, count)
             trim()
     return rows
@@ -217,8 +217,8 @@ def _prefill(store: Store, model: Model, ids: IntArray, timings: Timings, progre
 def _remove_orphans(store: Store) -> None:
     """Remove what a killed or failed command left behind.
 
-    The files of a session that cannot be read stay: until a load replaces it, another kvedit,
-    or a person, may still make something of them.
+    The files of an unreadable session stay until a load replaces it: another version of kvedit, or
+    a person, may be able to recover them.
     """
     with contextlib.suppress(SessionError):
         if store.exists():

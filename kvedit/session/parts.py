@@ -1,4 +1,4 @@
-"""What a session's state is made of: its tokenizer, the rows of a revision, its model, its source file."""
+"""The parts of a session's state: its tokenizer, a revision's rows, its model, its source file."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ IntArray = npt.NDArray[np.int64]
 
 @lru_cache(maxsize=2)
 def tokenizer_of(serialized: str) -> Tokenizer:
-    """Return the tokenizer of its JSON; sessions of one process share it. Raises `SessionError`."""
+    """Return a tokenizer from its JSON, shared within a process. Raises `SessionError`."""
     try:
         return Tokenizer(serialized)
-    except Exception:  # whatever the library says of it; the class is not more exact
+    except Exception:  # the library raises nothing more specific
         raise damaged("the tokenizer", "cannot be understood") from None
 
 
 def unrolled(revision: Revision, expected: int) -> RowTable:
-    """Give the rows of a revision of so many tokens; they are counted before memory is taken for them.
+    """Return the rows of a revision with `expected` tokens; counts them before allocating memory.
 
     Raises:
-        SessionError: They are more or fewer, or some before the frontier have no state.
+        SessionError: The number of rows differs, or rows before the frontier are missing.
     """
     total, frontier = sum(piece.length for piece in revision.rows), revision.entry.frontier
     if total != expected:
@@ -54,26 +54,26 @@ def unrolled(revision: Revision, expected: int) -> RowTable:
 def check_ids(ids: Sequence[int] | IntArray, model: Model) -> None:
     """Raise `SessionError` if a token id is outside the model's vocabulary."""
     if len(ids) and int(np.max(ids)) >= model.vocabulary:
-        raise damaged("a token id", "is none of the model's")
+        raise damaged("a token id", "is outside the model's vocabulary")
 
 
 def check_same_model(record: ModelRecord, model: Model) -> None:
-    """Raise `SessionError` if a model is not the one of a session's record; names the part that differs."""
+    """Raise `SessionError` if a model is not the recorded one; name the part that differs."""
     if part := record.differs_from(model.parts):
+        verb = "differ" if part == "weights" else "differs"
         raise SessionError(
-            f"The session was computed by another model: the {part.replace('_', ' ')} differs.",
-            f"Use the model '{record.name}' as it was, or load the document "
-            "again with `kvedit load FILE --force`.",
+            f"This session was created with a different model (the {part.replace('_', ' ')} {verb}).",
+            f"Use the original '{record.name}', or load the document again with `kvedit load FILE --force`.",
         )
 
 
 def open_kept_model(record: ModelRecord, name: str | None, report: Callable[[str], None]) -> Model:
-    """Open the model that a session names.
+    """Open the model that a session was created with.
 
     Args:
         record: The session's record of it.
-        name: Another place for it: alias, folder, `.gguf` file or hub id.
-        report: Called with what is being done to find it.
+        name: Where to find it instead: alias, folder, `.gguf` file or hub id.
+        report: Called with each step of finding it.
 
     Raises:
         ModelError: It cannot be found or opened.
@@ -81,26 +81,26 @@ def open_kept_model(record: ModelRecord, name: str | None, report: Callable[[str
     from kvedit.checkpoint.opening import open_model
     from kvedit.checkpoint.resolve import resolve
 
-    at_load = Path(record.directory)
-    known = name is None and at_load.is_absolute() and os.path.isdir(at_load)
+    recorded = Path(record.directory)
+    usable = name is None and recorded.is_absolute() and os.path.isdir(recorded)
     try:
-        directory = at_load if known else resolve(name or record.name, report)
-    except (OSError, RuntimeError, ValueError) as error:  # too long for a file, a home that nobody has
+        directory = recorded if usable else resolve(name or record.name, report)
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long for a path, an unknown ~user
         raise ModelError(
-            f"The model '{name or record.name}' cannot be looked for: "
+            f"Cannot look for the model '{name or record.name}': "
             f"{getattr(error, 'strerror', None) or error}.",
-            "Give its folder with --model.",
+            "Use --model to name its folder.",
         ) from None
-    # It was admitted at load, but the versions of the libraries may be others since.
+    # It was admitted at load, but library versions may have changed since.
     return open_model(directory, device=record.device, dtype=record.dtype)
 
 
 def source_document(manifest: Manifest, encoding: str | None) -> Document:
-    """Read the file that a session was loaded from, as it is now.
+    """Read the file that a session was loaded from.
 
     Args:
-        manifest: The session's.
-        encoding: The encoding that was named at load, if one was.
+        manifest: The session's manifest.
+        encoding: The encoding named at load, if any.
 
     Raises:
         UsageError: The file is missing, not a plain file, or not text.

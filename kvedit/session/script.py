@@ -1,4 +1,4 @@
-"""The commands that rebuild a session: its load, its edits and its questions, one a line."""
+"""The commands that rebuild a session: load, edits and questions, one per line."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _VERBATIM = ("delete", "move", "ask", "heal", "forget")
 
 
 def script(manifest: Manifest, past: Sequence[Entry], texts: Iterable[str]) -> str:
-    """Write the script.
+    """Return the script of a session.
 
     Args:
-        manifest: Of the session.
-        past: The revisions from the first to the present one.
-        texts: Their texts, which are looked at one at a time.
+        manifest: The session's manifest.
+        past: The revisions from the first to the current one.
+        texts: Their texts, read one at a time.
     """
     texts = iter(texts)
     before = next(texts)
@@ -31,7 +31,7 @@ def script(manifest: Manifest, past: Sequence[Entry], texts: Iterable[str]) -> s
     source, encoding = manifest.source, Source("", manifest.encoding, manifest.bom).named
     if source == "-" or past[0].command != "load":
         source, encoding = "document.txt", None
-        lines.append(f"# It is not a file's: write that text to {source} first.")
+        lines.append(f"# No file holds that text: write it to {source} first.")
     words = ["load", source, "--model", manifest.model.name]
     if encoding is not None:
         words += ["--encoding", encoding]
@@ -43,7 +43,7 @@ def script(manifest: Manifest, past: Sequence[Entry], texts: Iterable[str]) -> s
     for entry, text in zip(past[1:], texts, strict=True):
         words = _checked(entry, before, text)
         if words[0] in _VERBATIM:
-            lines.append(shlex.join(words))  # one command, whatever is written there
+            lines.append(shlex.join(words))  # quoted, so it stays one command
         else:
             lines += spell(Document(before), entry.changes)
         before = text
@@ -51,21 +51,21 @@ def script(manifest: Manifest, past: Sequence[Entry], texts: Iterable[str]) -> s
 
 
 def _checked(entry: Entry, before: str, text: str) -> list[str]:
-    """Give the words of the command that made a revision.
+    """Return the words of the command that created a revision.
 
     Raises:
-        SessionError: The text that it led to is not the one before it with its changes: a whole line
-            of the journal holds both.
+        SessionError: The revision's text is not the one before it with its changes applied. A complete
+            line of the journal stores both.
     """
     with suppress(ValueError):
         words = shlex.split(entry.command)
         if words and changed(before, entry.changes) == text:
             return words
-    raise damaged(f"revision {entry.number}", "was not made as it says")
+    raise damaged(f"revision {entry.number}", "does not follow from its recorded changes")
 
 
 def spell(document: Document, changes: Sequence[Edit]) -> list[str]:
-    """Give commands that make changes of a text, in turn, from the last change to the first."""
+    """Return commands that apply changes to a text, from the last change to the first."""
     commands: list[str] = []
     for edit in reversed(changes):
         commands.append(_spell_one(document, edit))

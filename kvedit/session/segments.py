@@ -1,4 +1,4 @@
-"""The segments that a session has read: raw keys and values, checked against the session's ids."""
+"""The segments a session has read: raw keys and values, checked against the session's ids."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from kvedit.repair.working import WorkingCache
 
 IntArray = npt.NDArray[np.int64]
-_GATHER_ROWS = 256  # a short piece, and few pages of files at once
+_GATHER_ROWS = 256  # a short step, and few resident file pages
 
 
 class Segments:
-    """Segments by name, read from the store when they are first needed.
+    """Segments by name, read from the store when first needed.
 
     Args:
-        store: Where their files are.
+        store: Holds their files.
 
     Attributes:
-        states: Raw keys and values `[L, H, N, D]` of each segment that was read.
+        states: Raw keys and values `[L, H, N, D]` of each segment read so far.
     """
 
     def __init__(self, store: Store) -> None:
@@ -41,17 +41,17 @@ class Segments:
     def read(
         self, rows: RowTable, ids: IntArray, dtype: str, model: Model | None, limit: int | None = None
     ) -> bool:
-        """Read and verify the segments that `rows` live in, drop all others; return whether all are read.
+        """Read and verify the segments of `rows`, and drop all others; return whether all are read.
 
         Args:
             rows: The table of the T rows.
             ids: Their token ids, `int64 [T]`.
             dtype: The model's dtype.
-            model: The model, if it is open; then sizes are checked too.
-            limit: How many segments may be read now; all if `None`.
+            model: The model, if it is open; sizes are then checked too.
+            limit: How many segments to read now; all if `None`.
 
         Raises:
-            SessionError: One is missing or damaged, or holds other tokens than the document.
+            SessionError: A segment is missing or damaged, or its tokens are not the document's.
         """
         for name in set(self.states) - set(rows.segments):
             del self.states[name], self._ids[name]
@@ -68,45 +68,45 @@ class Segments:
         return True
 
     def check_sizes(self, model: Model) -> None:
-        """Raise `SessionError` if a segment that was read has other sizes than the model."""
+        """Raise `SessionError` if the sizes of a segment do not match the model."""
         for name, (keys, _) in self.states.items():
             layers, heads, _, width = keys.shape
             if (layers, heads, width) != (model.layers, model.heads, model.width):
-                raise damaged(f"segment {name}", "has other sizes than the model")
+                raise damaged(f"segment {name}", "does not match the model's sizes")
 
     def gather(self, working: WorkingCache, rows: RowTable, wanted: IntArray) -> Iterator[int]:
-        """Bring rows into a working cache, some at a time; yield how many each time.
+        """Copy rows into a working cache in batches; yield the number of rows in each batch.
 
         Args:
-            working: Has room for all rows of the table.
-            rows: A table of rows in the segments that were read.
-            wanted: Which of its rows, sorted; none of them is missing.
+            working: Has capacity for all rows of the table.
+            rows: A table of rows in the segments read so far.
+            wanted: Which of its rows to copy, sorted; none may be missing.
         """
         from kvedit.store.tensorfile import release
 
         for first in range(0, len(wanted), _GATHER_ROWS):
             yield working.gather_(rows, wanted[first : first + _GATHER_ROWS], self.states)
             for keys, _ in self.states.values():
-                release(keys)  # a cache that is gathered from all its segments would be in memory twice
+                release(keys)  # else the whole cache would be in memory twice
         working.cache.length = len(rows)
 
     def clear(self) -> None:
-        """Drop all segments, which closes their files; they are read again when needed."""
+        """Drop all segments and close their files; they are read again when needed."""
         self.states.clear()
         self._ids.clear()
 
     def _read(self, name: str, dtype: str, model: Model | None) -> None:
         tensors = self._store.read_segment(name)
         if str(tensors["keys"].dtype) != f"torch.{dtype}":
-            raise damaged(f"segment {name}", "has another dtype than the model")
+            raise damaged(f"segment {name}", "does not match the model's dtype")
         self.states[name] = (tensors["keys"], tensors["values"])
         self._ids[name] = tensors["ids"].numpy()
         if model is not None:
             self.check_sizes(model)
 
     def _check_ids(self, piece: Piece, ids: IntArray) -> None:
-        held = self._ids[str(piece.segment)][piece.start : piece.start + piece.length]
-        if not np.array_equal(held, ids):
+        stored = self._ids[str(piece.segment)][piece.start : piece.start + piece.length]
+        if not np.array_equal(stored, ids):
             raise SessionError(
                 f"The session is damaged: segment {piece.segment} holds the wrong tokens.",
                 "Load the document again with `kvedit load FILE --force`.",

@@ -1,6 +1,6 @@
-"""A session: load a document, edit it, repair its cache, ask. The order of steps, no mathematics.
+"""Sessions: load a document, edit it, repair its cache, ask.
 
-Loads no torch until something is computed.
+Imports no torch until something is computed.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from kvedit.session.heal import Healing
 
 Progress = Callable[[int, int], None]
-"""Called with rows done and rows in all."""
+"""Called with the number of rows or steps done and the total."""
 Lines = str | int | LineRange
-"""Lines as `40-60`, as one number, or as a `LineRange`."""
+"""Lines: `40-60`, a single number, or a `LineRange`."""
 Rows = Budget | str
-"""Rows to refresh, as `5%`, `128t`, `0` or `full`, or as a `Budget`."""
+"""How many rows to refresh: `5%`, `128t`, `0`, `full`, or a `Budget`."""
 
 
 class Session:
-    """A document in a model's cache, with its past. Every verb of the command line is a method.
+    """A document in a model's cache, with its history. Each command is a method.
 
-    A method that writes takes the session's lock and first reads what another process has
-    changed meanwhile; it raises `LockedError` where another process is writing.
+    A method that writes takes the session's lock and first reads what another process has changed;
+    it raises `LockedError` if another process is writing.
     """
 
     def __init__(self, state: State) -> None:
@@ -61,7 +61,7 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """The folder of the session's files; its name is the session's."""
+        """The folder of the session's files, named after the session."""
         return self._state.store.folder
 
     @property
@@ -71,26 +71,26 @@ class Session:
 
     @property
     def manifest(self) -> Manifest:
-        """What was fixed at load, and the number of the present revision."""
+        """What was fixed at load, and the number of the current revision."""
         return self._state.manifest
 
     @property
     def document(self) -> Document:
-        """The present text."""
+        """The current text."""
         return self._state.document
 
     @property
     def rows(self) -> RowTable:
-        """Where each row lives and its state: of head, document and conversation."""
+        """Where each row of head, document and conversation is stored, and its state."""
         return self._state.rows
 
     @property
     def model(self) -> Model:
-        """The model that computed the rows; opened when it is first needed.
+        """The model that computed the rows, opened on first use.
 
         Raises:
-            ModelError: It is unavailable.
-            SessionError: The model there now is a different one.
+            ModelError: The model is unavailable.
+            SessionError: The model available now is a different one.
         """
         return self._state.model
 
@@ -105,19 +105,19 @@ class Session:
         """Set the model that computed the session's rows.
 
         Args:
-            model: An open model, or the name of one to open; the one used at load if `None`.
-            report: Called with what is being done to find the model.
+            model: An open model, or the name of one to open. If `None`, the one used at load.
+            report: Called with each step of finding the model.
 
         Raises:
-            ModelError: It is unavailable.
-            SessionError: It is a different model; names the part that differs.
+            ModelError: The model is unavailable.
+            SessionError: It is a different model. Names the part that differs.
         """
         if model is None or isinstance(model, str):
             model = self._state.find_model(model, report)
         self._state.use_model(model)
 
     def update(self) -> None:
-        """Read what another process has changed."""
+        """Reload the session if another process has changed it."""
         self._state.update()
 
     @classmethod
@@ -125,14 +125,14 @@ class Session:
         """Open a session, without its model.
 
         Args:
-            name: The session's; the current one if not given.
-            home: Folder of the sessions; `KVEDIT_HOME` or `.kvedit` if not given.
+            name: The session's name; the current session if `None`.
+            home: Folder of the sessions; `KVEDIT_HOME` or `.kvedit` if `None`.
 
         Raises:
-            SessionError: It is missing or damaged.
+            SessionError: The session is missing or damaged.
         """
-        place = _home(home)
-        return cls(State(place.current() if name is None else place.store(name)))
+        sessions = _home(home)
+        return cls(State(sessions.current() if name is None else sessions.store(name)))
 
     @classmethod
     def load(
@@ -152,59 +152,59 @@ class Session:
     ) -> Session:
         """Prefill a document into a new session, which becomes the current one.
 
-        Until the last step a session of that name stays as it was.
+        With `force`, the old session is replaced only in the last step.
 
         Args:
             document: A document, or the path of a file.
-            model: Alias, folder, `.gguf` file or hub id; or a model that is open already.
-            name: Of the session.
-            home: Folder of the sessions; `KVEDIT_HOME` or `.kvedit` if not given.
+            model: Alias, folder, `.gguf` file or hub id; or an open model.
+            name: Name of the session.
+            home: Folder of the sessions; `KVEDIT_HOME` or `.kvedit` if `None`.
             system: System text of the prompt.
             device: `auto`, `cpu`, `cuda` or `mps`.
             dtype: `auto`, `float32`, `bfloat16` or `float16`.
-            force: Replace a session of that name.
-            timings: Gets the phases `load`, `prefill` and `save`.
-            progress: Called with rows done and rows in all.
-            report: Gets what is being done to find the model.
+            force: Replace an existing session of that name.
+            timings: Records the phases `load`, `prefill` and `save`.
+            progress: Called with the number of rows done and the total.
+            report: Called with each step of finding the model.
 
         Raises:
-            UsageError: The file is no text, or there is a session of that name.
-            ModelError: The model cannot be had or is not supported.
+            UsageError: The file is not text, or the name is taken.
+            ModelError: The model is unavailable or not supported.
             ContextError: The document is longer than the model's context.
-            KveditError: Its cache does not fit into memory, or the disk is full.
-            LockedError: Another process is changing a session of that name.
+            KveditError: The cache does not fit into memory, or the disk is full.
+            LockedError: Another process is writing a session of that name.
         """
         document = document if isinstance(document, Document) else Document.read(document)
-        place, timings = _home(home), timings or Timings()
-        place.new_store(name, force)  # a name that is taken is refused before torch is imported
+        sessions, timings = _home(home), timings or Timings()
+        sessions.new_store(name, force)  # refuse a taken name before importing torch
         with timings.measure("load"):
             from kvedit.session.load import load
 
-        state = load(document, model, name, place, system, device, dtype, force, timings, progress, report)
+        state = load(document, model, name, sessions, system, device, dtype, force, timings, progress, report)
         return cls(state)
 
     def delete(self, *ranges: Lines) -> Change:
-        """Delete lines; every range counts the lines before the command. Nothing is computed.
+        """Delete lines; each range counts lines as they were before the command. Nothing is computed.
 
         Raises:
-            UsageError: A range lies outside the document, or there is none.
+            UsageError: A range lies outside the document, or none is given.
         """
         if not ranges:
-            raise UsageError("No lines were named.", "Give --lines A-B, for example --lines 40-60.")
-        found = [_lines(part) for part in ranges]
-        command = "delete " + " ".join(f"--lines {part}" for part in found)
-        return self._change(lambda document: document.deletions(found), command)
+            raise UsageError("No lines given.", "Use --lines A-B, for example --lines 40-60.")
+        parsed = [_lines(part) for part in ranges]
+        command = "delete " + " ".join(f"--lines {part}" for part in parsed)
+        return self._change(lambda document: document.deletions(parsed), command)
 
     def insert(self, text: str, *, after: int, exact: bool = False) -> Change:
-        """Insert lines after line `after`; 0 is the top. They are missing until something needs them.
+        """Insert lines after line `after`; 0 is the top. Their rows are computed when first needed.
 
         Args:
-            text: The lines; they get the document's line endings, the last one too.
-            after: Line that stays before them.
-            exact: Take the characters as they are, with no line ending of their own.
+            text: The lines. Each gets the document's line ending, including the last.
+            after: Number of the line before them.
+            exact: Use the characters as they are; add no line ending.
 
         Raises:
-            UsageError: There is no such line, or no text.
+            UsageError: The line does not exist, or the text is empty.
         """
         command = f"insert --after {after} {_text(text, exact)}"
         return self._change(lambda document: edits.insertion(document, after, text, exact=exact), command)
@@ -217,57 +217,57 @@ class Session:
         )
 
     def replace(self, lines: Lines, text: str, *, exact: bool = False) -> Change:
-        """Put other lines in the place of some; see `insert`.
+        """Replace lines with new text; see `insert`.
 
         Raises:
             UsageError: The range lies outside the document.
         """
-        part = _lines(lines)
-        command = f"replace --lines {part} {_text(text, exact)}"
-        return self._change(lambda document: edits.replacement(document, part, text, exact=exact), command)
+        chosen = _lines(lines)
+        command = f"replace --lines {chosen} {_text(text, exact)}"
+        return self._change(lambda document: edits.replacement(document, chosen, text, exact=exact), command)
 
     def move(self, lines: Lines, *, after: int) -> Change:
-        """Move lines to stand after line `after`. Their rows keep their states, and are stale.
+        """Move lines to follow line `after`. Their rows are kept, but become stale.
 
         Raises:
-            UsageError: The range or the line lies outside the document, or the one in the other.
+            UsageError: The range or the line lies outside the document, or the line lies in the range.
         """
-        part = _lines(lines)
-        command = f"move --lines {part} --after {after}"
-        return self._change(lambda document: edits.movement(document, part, after), command)
+        chosen = _lines(lines)
+        command = f"move --lines {chosen} --after {after}"
+        return self._change(lambda document: edits.movement(document, chosen, after), command)
 
     def rewrite(self, text: str, command: str = "edit") -> Change:
-        """Make the document read `text`, by the difference of their lines."""
+        """Replace the whole text, editing only the lines that differ."""
         return self._change(lambda document: edits.difference(document.text, text), command)
 
     def sync(self) -> Change:
-        """Take over what has changed in the file that the session was loaded from.
+        """Apply what has changed in the file that the session was loaded from.
 
         Raises:
-            UsageError: There is no such file, or it is no text.
+            UsageError: The file is missing or not text.
         """
         return self.rewrite(self.source_document().text, "sync")
 
     def source_document(self) -> Document:
-        """Read the file that the session was loaded from, as it is now; raises as `sync` does."""
+        """Read the file that the session was loaded from; raises the same errors as `sync`."""
         return source_document(self.manifest, self.document.source.named)
 
     def undo(self, count: int = 1) -> Change:
         """Undo edits: restore the text and its rows; nothing is recomputed.
 
         Raises:
-            UsageError: There are fewer edits than that.
+            UsageError: Fewer edits can be undone.
         """
         command = f"undo {count}" if count > 1 else "undo"
         return self._travel(command, lambda state: history.undo(state, count))
 
     def redo(self, count: int = 1) -> Change:
-        """Make edits again that were undone; raises as `undo` does."""
+        """Redo undone edits; raises the same errors as `undo`."""
         command = f"redo {count}" if count > 1 else "redo"
         return self._travel(command, lambda state: history.redo(state, count))
 
     def checkout(self, revision: int) -> Change:
-        """Make any revision of the log the present one.
+        """Make any revision of the log the current one.
 
         Raises:
             UsageError: No revision has that number.
@@ -275,25 +275,25 @@ class Session:
         return self._travel(f"checkout {revision}", lambda state: history.checkout(state, revision))
 
     def log(self, *, everything: bool = False) -> list[Entry]:
-        """Return the revisions that led to the present one, latest first; or all revisions."""
+        """Return the revisions that led to the current one, or all revisions; latest first."""
         return history.log(self._state, everything=everything)
 
     def script(self) -> str:
-        """Give the commands that rebuild the present session from its document."""
+        """Return the commands that rebuild the session from its document."""
         past = self.log()[::-1]
         texts = (self._state.journal.revision(entry.number).text for entry in past)
         return script(self._state.manifest, past, texts)
 
     def export(self) -> bytes:
-        """Give the text as it is now, with encoding, line endings and byte order mark as they came."""
+        """Return the current text with the original encoding, line endings and byte order mark."""
         return self.document.encode()
 
     def text_of(self, revision: int) -> str:
-        """Return the text at a revision; raises `UsageError` when no revision has that number."""
+        """Return the text of a revision; raises `UsageError` if it does not exist."""
         return history.text_of(self._state, revision)
 
     def forget(self) -> int:
-        """Drop the conversation from the context; give its tokens. Earlier revisions still hold it."""
+        """Drop the conversation and return its length in tokens. Earlier revisions still hold it."""
         with self._state.writing("forget"):
             dropped = len(self._state.revision.turns)
             if dropped:
@@ -312,22 +312,22 @@ class Session:
     ) -> Answer:
         """Repair the cache on a budget and answer.
 
-        The document, its ids and its exact rows stay as they are. The rows of question and answer
-        enter the store only in a conversation. An interrupt while it answers ends the answer.
+        The document, its ids and its exact rows stay unchanged. Rows of question and answer are
+        stored only in a conversation. An interrupt during the answer ends it.
 
         Args:
-            question: The user's words.
+            question: The question.
             options: How to answer; the defaults if `None`.
-            timings: Where to put the phases, if some were measured before.
-            on_text: Called with the answer's text as it comes.
+            timings: Records the phases, after any measured before.
+            on_text: Called with each piece of the answer as it is decoded.
             on_phase: Called with the name of each phase as it begins.
-            **fields: Fields of `Options`, in place of those of `options`.
+            **fields: Fields of `Options` that override those of `options`.
 
         Raises:
             UsageError: An option is not valid.
             ContextError: Document, question and answer do not fit the context.
             KveditError: The cache does not fit into memory.
-            SessionError: A segment is damaged, or the model is another one.
+            SessionError: A segment is damaged, or the model is a different one.
         """
         answering = self.stream(question, options, timings=timings, on_phase=on_phase, **fields)
         for token in answering:
@@ -348,8 +348,8 @@ class Session:
     ) -> Answering:
         """Answer as `ask` does, token by token.
 
-        Rows are kept when the last token was taken, and then the `Answer` is in `answer`. From the
-        first token to the last the session's lock is held; `close` ends before, and keeps none.
+        After the last token, rows are kept and `answer` holds the `Answer`. The session's lock is held
+        from the first token to the last. `close` ends early and keeps nothing.
         """
         from kvedit.session.asking import Answering, Asking
 
@@ -371,18 +371,18 @@ class Session:
     def heal(self, *, budget: Rows | None = None, progress: Progress = lambda done, total: None) -> Healed:
         """Recompute rows from the frontier onward, so that they become exact.
 
-        An interrupt stops it, and what was computed until then is kept.
+        An interrupt stops it; rows computed so far are kept.
 
         Args:
-            budget: How many, of the rows that are not exact; all of them if not given.
-            progress: Called with rows done and rows to do.
+            budget: How many of the inexact rows to recompute; all if `None`.
+            progress: Called with the number of rows done and the total.
         """
         from kvedit.session.heal import heal
 
         return heal(self._state, _budget(budget, Budget.full()), progress)
 
     def healing(self) -> Healing:
-        """Return a heal that computes a piece whenever its `step` is called, and keeps when told to."""
+        """Return a healing to drive step by step."""
         from kvedit.session.heal import Healing
 
         return Healing(self._state)
@@ -400,12 +400,12 @@ class Session:
         """Compare the working cache with a clean prefill. Nothing is kept.
 
         Args:
-            question: Compare the answers to it too.
-            budget: Rows to refresh for the question before comparing; none if not given.
-            policy: What chooses them.
-            max_new_tokens: Ids in either answer at most.
-            conversation: See the conversation.
-            progress: Called with rows of the clean prefill done and rows in all.
+            question: Also compare the answers to it.
+            budget: Rows to refresh for the question before comparing; none if `None`.
+            policy: The policy that selects them.
+            max_new_tokens: Maximum number of tokens per answer.
+            conversation: Include the conversation.
+            progress: Called with the number of rows prefilled and the total.
 
         Raises:
             ContextError: The question does not fit the context.
@@ -422,40 +422,32 @@ class Session:
         return verify(self._state, question, options, max_new_tokens, progress)
 
     def purge(self, *, progress: Progress = lambda done, total: None) -> Purge:
-        """Prefill the present text from nothing, and drop all that the session held before.
+        """Prefill the current text from scratch and drop everything else in the session.
 
-        Afterwards no file of the session holds anything of an older text, of a question or of an
-        answer; the conversation is dropped too.
-
-        Args:
-            progress: Called with rows done and rows in all.
+        Afterwards no file of the session holds any older text, question, answer or conversation.
         """
         from kvedit.session.load import purge
 
         return purge(self._state, progress)
 
     def compact(self) -> int:
-        """Remove files that no revision reaches; return the bytes freed."""
+        """Remove files that no revision uses; return the bytes freed."""
         state = self._state
         with state.writing("compact"):
             return state.store.sweep(state.manifest, state.journal)
 
     def check(self, progress: Progress = lambda done, total: None) -> Checked:
-        """Verify every segment and every revision.
-
-        Args:
-            progress: Called with steps done and steps in all.
-        """
+        """Verify every segment and every revision."""
         from kvedit.session.check import check
 
         return check(self._state, progress)
 
     def status(self) -> Status:
-        """Return what the session holds, in counts."""
+        """Return the session's counts: lines, tokens, rows by state, edits, bytes."""
         return facts.status(self._state)
 
     def _change(self, plan: Callable[[Document], Sequence[Edit]], command: str) -> Change:
-        """Plan edits on the document as it is now, and make them."""
+        """Plan edits of the current document and apply them."""
         with self._state.writing(command.partition(" ")[0]):
             before, planned = facts.Before(self._state), tuple(plan(self.document))
             if planned:
@@ -463,7 +455,7 @@ class Session:
             return before.change(command if planned else "", planned)
 
     def _travel(self, command: str, move: Callable[[State], None]) -> Change:
-        """Make another revision the present one, and report the difference."""
+        """Make another revision the current one and report the difference."""
         with self._state.writing(command.partition(" ")[0]):
             before = facts.Before(self._state)
             move(self._state)
@@ -474,8 +466,8 @@ def _home(folder: Path | None) -> Home:
     return Home.default() if folder is None else Home(folder)
 
 
-def _lines(part: Lines) -> LineRange:
-    return part if isinstance(part, LineRange) else LineRange.parse(str(part))
+def _lines(lines: Lines) -> LineRange:
+    return lines if isinstance(lines, LineRange) else LineRange.parse(str(lines))
 
 
 def _options(options: Options | None, changes: dict[str, Any]) -> Options:
@@ -487,6 +479,6 @@ def _budget(rows: Rows | None, default: Budget) -> Budget:
 
 
 def _text(text: str, exact: bool) -> str:
-    """Write a text as the argument that gives it; the log cuts it short."""
+    """Quote a text as command-line arguments; `log` truncates it."""
     quoted = shlex.quote(edits.escape(text))
     return f"--exact -- {quoted}" if exact else f"-- {quoted}" if text.startswith("-") else quoted

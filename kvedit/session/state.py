@@ -35,18 +35,18 @@ IntArray = npt.NDArray[np.int64]
 
 
 class State:
-    """A document in a model's cache, as it is now.
+    """The current state of a session: a document in a model's cache.
 
     Attributes:
-        store: Its files.
-        manifest: What was fixed at load, and which revision is the present one.
+        store: The session's files.
+        manifest: What was fixed at load, and the number of the current revision.
         journal: All revisions.
-        revision: The present one.
-        document: The present text.
+        revision: The current revision.
+        document: The current text.
         tokenizer: The tokenizer that encoded it.
         tokens: Its tokens.
-        rows: Where each row lives: of head, document and conversation.
-        segments: The segments that were read.
+        rows: Where each row of head, document and conversation is stored.
+        segments: The segments read so far.
     """
 
     def __init__(self, store: Store) -> None:
@@ -59,13 +59,13 @@ class State:
         self.reload()
 
     def reload(self) -> None:
-        """Read manifest, journal, tokenizer and present revision from disk."""
+        """Read manifest, journal, tokenizer and current revision from disk."""
         manifest, journal = self.store.read()
         self.tokenizer = tokenizer_of(self.store.read_tokenizer(manifest.tokenizer))
         if self.tokenizer.fingerprint != manifest.model.parts["tokenizer"]:
-            raise damaged("the tokenizer", "is not that of the model")
+            raise damaged("the tokenizer", "does not match the model")
         if self._model is not None and manifest.model.differs_from(self._model.parts):
-            self._model = self._working = None  # another process has loaded with another one
+            self._model = self._working = None  # another process has loaded another model
         self._show(manifest, journal, journal.revision(manifest.revision))
 
     def _show(self, manifest: Manifest, journal: Journal, revision: Revision) -> None:
@@ -86,17 +86,17 @@ class State:
         return self._joined(self.tokenizer.encode_text(revision.text).ids, revision.turns)
 
     def _joined(self, body: IntArray, turns: Sequence[int]) -> IntArray:
-        head, spoken = (np.array(part, dtype=np.int64) for part in (self.manifest.head_ids, turns))
-        ids = np.concatenate([head, body, spoken])
+        head, conversation = (np.array(ids, dtype=np.int64) for ids in (self.manifest.head_ids, turns))
+        ids = np.concatenate([head, body, conversation])
         if self._model is not None:
             check_ids(ids, self._model)
         return ids
 
     @property
     def units(self) -> IntArray:
-        """Unit of each row, `int64 [T]`: -1 for the head; a conversation is cut into equal pieces.
+        """Unit of each row, `int64 [T]`: -1 for the head; a conversation is split into equal pieces.
 
-        Built once for each text, since every question wants them.
+        Cached for each text, because every question needs it.
         """
         if self._body_units is None or self._body_units[0] is not self.tokens:
             self._body_units = self.tokens, unit_of_rows(self.document.text, self.tokens.starts)
@@ -126,21 +126,21 @@ class State:
     @property
     def prompt(self) -> Prompt:
         """The layout that was fixed at load."""
-        kept = self.manifest
-        return Prompt(kept.head_ids, kept.before_question, kept.after_question, kept.before_next)
+        fixed = self.manifest
+        return Prompt(fixed.head_ids, fixed.before_question, fixed.after_question, fixed.before_next)
 
     @property
     def replay_s(self) -> float:
-        """Estimated time of recomputing every row from the frontier on."""
+        """Estimated time to recompute every row from the frontier onward."""
         return (len(self.rows) - self.rows.frontier) / self.manifest.prefill_tokens_per_s
 
     @property
     def model(self) -> Model:
-        """The model that computed the rows; opened when it is first needed.
+        """The model that computed the rows, opened on first use.
 
         Raises:
-            ModelError: It cannot be had.
-            SessionError: What is there now is another one.
+            ModelError: The model is unavailable.
+            SessionError: The model available now is a different one.
         """
         if self._model is None:
             self.use_model(self.find_model())
@@ -154,7 +154,7 @@ class State:
 
     @property
     def working(self) -> WorkingCache:
-        """The working cache, kept warm."""
+        """The working cache, created on first use."""
         if self._working is None:
             from kvedit.repair.working import WorkingCache
 
@@ -162,14 +162,14 @@ class State:
         return self._working
 
     def find_model(self, name: str | None = None, report: Callable[[str], None] = lambda text: None) -> Model:
-        """Open the model from where it was at load, or from `name`; raises as `model` does."""
+        """Open the model used at load, or the one named; raises the same errors as `model`."""
         return open_kept_model(self.manifest.model, name, report)
 
     def use_model(self, model: Model) -> None:
-        """Give the session the model that computed its rows.
+        """Set the model that computed the session's rows.
 
         Raises:
-            SessionError: It is another model; names the part that differs.
+            SessionError: It is a different model. Names the part that differs.
         """
         if model is self._model:
             return
@@ -180,28 +180,28 @@ class State:
 
     @contextmanager
     def writing(self, command: str) -> Iterator[None]:
-        """Hold the session's lock, and begin with what is on disk now.
+        """Hold the session's lock, after reading what is on disk now.
 
         Raises:
-            LockedError: Another process is changing it.
+            LockedError: Another process is writing the session.
         """
         with self.store.lock(command, now()):
             self.update()
             yield
 
     def update(self) -> None:
-        """Read again what another process has changed."""
+        """Reload if another process has changed the session."""
         if self.store.read_manifest() != self.manifest:
             self.reload()
 
     def read_segments(self, limit: int | None = None) -> bool:
-        """Read and verify the segments that the present rows live in; say whether all are there.
+        """Read and verify the segments of the current rows; return whether all are read.
 
         Args:
-            limit: How many may be read now; all of them if not given.
+            limit: How many to read now; all if `None`.
 
         Raises:
-            SessionError: One is missing or damaged, or holds other tokens than the document.
+            SessionError: A segment is missing or damaged, or its tokens are not the document's.
         """
         return self.segments.read(self.rows, self.ids, self.manifest.model.dtype, self._model, limit)
 
@@ -209,7 +209,7 @@ class State:
         """Change the text; nothing is computed. The caller holds the lock.
 
         Raises:
-            ContextError: The text would not fit the model's context.
+            ContextError: The text does not fit the model's context.
         """
         document = self.document.apply(edits)
         context = self.manifest.model.context_length
@@ -217,7 +217,7 @@ class State:
         head, turns = len(self.manifest.head_ids), self.revision.turns
         shortest = len(self.prompt.question_ids(self.tokenizer, "")) + 1
         total = head + len(tokens) + len(turns)
-        if total > len(self.rows):  # what makes room is right, though a conversation has left none
+        if total > len(self.rows):  # an edit that shortens a full context is allowed
             check_context(total, shortest, "the shortest question", context)
         splice = Splice.align(self.tokens, tokens, edits, len(self.document.text))
         rows = self.rows.splice(splice, head, len(self.tokens))
@@ -234,9 +234,9 @@ class State:
         changes: tuple[Edit, ...] = (),
         turns: tuple[int, ...] | None = None,
     ) -> None:
-        """Write a revision after the present one, and make it the present one."""
+        """Write a revision after the current one and make it current."""
         document = self.document if document is None else document
-        tokens = self.tokens if tokens is None else tokens  # no tokens at all are false
+        tokens = self.tokens if tokens is None else tokens  # may be empty, hence false
         before, number = self.revision.entry, len(self.journal)
         entry = Entry(
             number=number,
@@ -258,18 +258,18 @@ class State:
             self.store.append(self.journal, revision)
             self._publish(number, () if changes else self.manifest.undone)
         except BaseException:
-            # What was written does not count; neither must it in memory.
-            with suppress(SessionError):  # what went wrong first is what to tell
+            # What was written does not count; drop it from memory too.
+            with suppress(SessionError):  # report the first error
                 self.journal = Journal(self.store.folder, self.manifest.journal)
             raise
-        # Rolled up and unrolled again, the table names no segment that it does not use.
+        # Rebuilt from its pieces, the table names only segments that it uses.
         self.rows = RowTable.from_pieces(pieces, rows.frontier)
         self.revision, self.document, self.tokens = revision, document, tokens
 
     def go_to(self, number: int, undone: tuple[int, ...]) -> None:
-        """Make an earlier or later revision the present one. The caller holds the lock."""
+        """Make an earlier or later revision the current one. The caller holds the lock."""
         before = self.manifest, self.journal, self.revision
-        self._show(self.manifest, self.journal, self.journal.revision(number))  # if it is whole
+        self._show(self.manifest, self.journal, self.journal.revision(number))  # raises if it is damaged
         try:
             self._publish(number, undone)
         except BaseException:
@@ -282,12 +282,12 @@ class State:
         self.manifest = manifest
 
     def keep(self, parts: Sequence[States], command: str, turns: tuple[int, ...] | None = None) -> None:
-        """Keep recomputed rows, in a revision of the same text. The caller holds the lock.
+        """Keep recomputed rows in a new revision of the same text. The caller holds the lock.
 
         Args:
-            parts: Raw states, each of ascending rows; a later part was computed after an earlier.
-            command: What made them.
-            turns: The conversation's ids, if it went on; their rows follow the present ones.
+            parts: Raw states with ascending rows, in the order they were computed.
+            command: The command that computed them.
+            turns: The conversation's ids, if it continued; the new rows follow the current ones.
         """
         ids, rows = self.ids, self.rows
         if turns is not None:
@@ -295,6 +295,6 @@ class State:
             ids = np.concatenate([ids, np.array(grown, dtype=np.int64)])
             rows = rows.extended(len(grown))
         for states in parts:
-            place = states.rows.cpu().numpy()
-            rows = rows.computed(place, self.store.write_segment(states, ids[place]))
+            row_ids = states.rows.cpu().numpy()
+            rows = rows.computed(row_ids, self.store.write_segment(states, ids[row_ids]))
         self.commit(command, rows, turns=turns)

@@ -30,10 +30,10 @@ def verify(
     max_new_tokens: int,
     progress: Callable[[int, int], None],
 ) -> Verification:
-    """Compare; see `Session.verify`. Nothing is kept."""
+    """Compare the two caches; see `Session.verify`. Nothing is kept."""
     model, ids = session.model, session.ids
     asking = Asking(session, options, Timings(), lambda name: None)
-    # Without --continue a question sees head and document alone, and so do its two caches.
+    # Without --continue a question sees only head and document, so both caches stop there.
     seen = len(asking.rows)
     question_ids = None
     capacity = seen
@@ -76,24 +76,24 @@ def verify(
 
 
 def _compare(
-    session: State, held: KVCache, clean: KVCache, total: int, question: Tensor, limit: int
+    session: State, cache: KVCache, clean: KVCache, total: int, question: Tensor, limit: int
 ) -> Comparison:
-    """Answer on both caches, and rank the clean answer's tokens on the other."""
+    """Answer on both caches, and compare the predictions along the clean answer."""
     model = session.model
-    held.length = clean.length = total
-    repaired, _ = prefill_question_(model, held, question)
+    cache.length = clean.length = total
+    repaired, _ = prefill_question_(model, cache, question)
     reference, _ = prefill_question_(model, clean, question)
     log_p, log_q = (torch.log_softmax(logits.double(), dim=-1) for logits in (reference, repaired))
     clean_ids, agreed, gaps = list[int](), list[bool](), list[float]()
     stops = model.stop_ids
-    for token, on_clean, on_held in follow_greedy(model, clean, held, (reference, repaired), limit, stops):
+    for token, on_clean, on_cache in follow_greedy(model, clean, cache, (reference, repaired), limit, stops):
         first, second = on_clean.topk(2).values.tolist()
-        agreed.append(int(on_held.argmax()) == token)
+        agreed.append(int(on_cache.argmax()) == token)
         gaps.append(first - second)
         if token not in stops:
             clean_ids.append(token)
-    held.length = total + len(question)
-    ids = list(decode_(model, held, repaired, Sampler(0.0, 0), limit, []))
+    cache.length = total + len(question)
+    ids = list(decode_(model, cache, repaired, Sampler(0.0, 0), limit, []))
     differs_at = agreed.index(False) if False in agreed else None
     return Comparison(
         kl=float((log_p.exp() * (log_p - log_q)).sum()),

@@ -195,8 +195,8 @@ BAD = """
 2; question is empty; ask =
 2; seed; ask Who? --seed 99999999999999999999 | ask Who? --seed -1 --policy units-random
 3; no session 'nosuch'; ask Who? -s nosuch | delete --lines 1 -s nosuch | status -s nosuch
-3; weights differs; ask Who? -m {other}
-3; chat template differs; ask Who? -m {retold}
+3; weights differ); ask Who? -m {other}
+3; chat template differs); ask Who? -m {retold}
 4; Unknown model 'nosuch'; load fine.txt -m nosuch | ask Who? -m nosuch
 4; no safetensors weights; load fine.txt -m {bare}
 4; weights; load fine.txt -m {cut}

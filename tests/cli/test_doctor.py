@@ -51,7 +51,7 @@ def test_doctor_reports_its_checks_within_80_columns(
     printed = doctor(checkpoints["qwen3"], "--dtype", dtype).stdout
     assert printed.count("  pass ") == 7
     assert all(len(line) <= 80 for line in printed.splitlines() if str(checkpoints["qwen3"]) not in line)
-    assert f"{dtype} (as asked)" in printed
+    assert f"{dtype} (as given)" in printed
     record = json.loads(doctor(checkpoints["qwen3"], "--dtype", dtype, "--json").stdout)
     machine, size = record["machine"], 4 if dtype == "float32" else 2
     assert (machine["dtype"], machine["threads"]) == (dtype, torch.get_num_threads())
@@ -66,8 +66,8 @@ def test_doctor_reports_its_checks_within_80_columns(
 
 def test_the_rule_for_the_dtype_is_shown(home: Path, checkpoints: dict[str, Path]) -> None:
     printed = doctor(checkpoints["llama"], "--device", "cpu").stdout
-    assert "cpu (as asked)" in printed
-    assert "float32 (the rule: float32 on a CPU, bfloat16 elsewhere)" in printed
+    assert "cpu (as given)" in printed
+    assert "float32 (default: float32 on a CPU, bfloat16 elsewhere)" in printed
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:

@@ -127,7 +127,7 @@ def test_an_expected_failure_counts_as_success(contract: Path) -> None:
 def test_a_mistaken_expectation_is_refused_before_anything_runs(contract: Path, bad: str) -> None:
     done = replay("delete --lines 1", f"expect {bad}", code=2)
     fact, remedy = done.stderr.splitlines()
-    assert fact.startswith("Error: Line 2 expects nothing that can be checked")
+    assert fact.startswith("Error: Line 2 has an unknown expectation")
     assert "expect answer contains TEXT" in remedy
     assert Session.open().document.line_count == 30
 

@@ -358,7 +358,7 @@ def test_an_edit_must_fit_beside_the_conversation(full):
 def test_a_stream_has_its_answer_only_at_its_end(session):
     answering = session.stream(QUESTION, budget="64t", max_new_tokens=5)
     first = next(answering)
-    with pytest.raises(UsageError, match="not come to its end"):
+    with pytest.raises(UsageError, match="answer is not complete"):
         _ = answering.answer
     answering.interrupt()
     rest = list(answering)

@@ -358,7 +358,7 @@ def test_rows_of_other_tokens_than_the_text_are_found(store, llama):
     table = session.rows.computed(rows, name)
     forge(session, rows=tuple(table.pieces()))
     number = len(session._state.journal) - 2
-    assert findings(store) == [f"Revision {number} has other tokens than segment {name} at row 0."]
+    assert findings(store) == [f"Revision {number} and segment {name} differ in their tokens at row 0."]
     session.checkout(number)
     with pytest.raises(SessionError, match="wrong tokens"):
         ask(session)
@@ -367,9 +367,9 @@ def test_rows_of_other_tokens_than_the_text_are_found(store, llama):
 @pytest.mark.parametrize(
     ("changes", "finding"),
     [
-        ({"stale": 9999}, "says other counts than its rows have"),
-        ({"missing": 9999}, "says other counts than its rows have"),
-        ({"tokens": 1}, "says other counts than its rows have"),
+        ({"stale": 9999}, "records counts that do not match its rows"),
+        ({"missing": 9999}, "records counts that do not match its rows"),
+        ({"tokens": 1}, "records counts that do not match its rows"),
     ],
 )
 def test_counts_that_do_not_add_up_are_found(store, changes, finding):

@@ -174,14 +174,14 @@ def test_a_parser_error_is_reported_as_fact_and_remedy(home: Path) -> None:
     done = repl("ask Who --nosuch", code=2)
     assert done.stderr.splitlines() == [
         "Error: No such option: --nosuch.",
-        "Run `kvedit ask --help` to see what it takes.",
+        "Run `kvedit ask --help` for usage.",
     ]
     told = json.loads(repl("undo x", options=("--json",), code=2).stdout)["error"]
-    assert (told["exit_code"], told["remedy"]) == (2, "Run `kvedit undo --help` to see what it takes.")
+    assert (told["exit_code"], told["remedy"]) == (2, "Run `kvedit undo --help` for usage.")
 
 
 def test_the_repl_cannot_start_another_repl(home: Path) -> None:
-    assert "REPL already" in repl("repl", code=2).stderr
+    assert "REPL is already open" in repl("repl", code=2).stderr
 
 
 # Settings.

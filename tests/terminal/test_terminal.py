@@ -184,7 +184,7 @@ def test_a_person_edits_asks_resizes_and_leaves(pane: Pane, sessions: Path) -> N
     pause()
     pane.keys("C-c")
     pane.sees(r"^kvedit> ask --\n(.*\n)*kvedit>$")  # a line that was given up, and a new one
-    assert "Ctrl-D leaves; so" not in pane.screen()
+    assert "Press Ctrl-D to leave" not in pane.screen()
     pane.tmux("resize-window", "-x", "40")
     pane.clear()
     until(lambda: len(pane.toolbar()) < 40 and "stale" in pane.toolbar(), pane.screen)
@@ -225,10 +225,10 @@ def test_history_survives_a_restart_and_ctrl_c_twice_leaves(pane: Pane) -> None:
     pane.sees(r"^Error: Unknown command 'nosuch'.$")
     assert re.findall(r"\x1b\[[0-9;]*m", pane.screen("-e")) == []
     pane.keys("C-c")
-    pane.sees(r"^Ctrl-D leaves; so does Ctrl-C twice.$")
+    pane.sees(r"^Press Ctrl-D to leave, or Ctrl-C twice.$")
     pause()
     pane.keys("C-c")
-    pane.sees(r"(^Ctrl-D leaves; so does Ctrl-C twice.\n(.*\n)*){2}")
+    pane.sees(r"(^Press Ctrl-D to leave, or Ctrl-C twice.\n(.*\n)*){2}")
     pane.keys("C-c")
     pane.sees(r"^code 130$")
 
@@ -242,7 +242,7 @@ def test_a_damaged_history_is_a_warning(pane: Pane, tmp_path: Path, damage: str)
     else:
         place.write_bytes(b"+ask\0\n" if damage == "zero byte" else b"\xff\xfe\n")
     pane.start()
-    pane.sees(r"^Warning: the history in")
+    pane.sees(r"^Warning: cannot use the history in")
     pane.line("set")
     pane.sees(r"^policy sur-seam$")
     pane.keys("C-d")
@@ -308,7 +308,7 @@ def test_a_dumb_terminal_gets_plain_lines(pane: Pane) -> None:
     pane.line("more'")
     pane.sees(r"^Error: There is no session")
     pane.keys("C-c")
-    pane.sees(r"^Ctrl-D leaves; so does Ctrl-C twice.$")
+    pane.sees(r"^Press Ctrl-D to leave, or Ctrl-C twice.$")
     assert re.findall(r"\x1b\[", pane.screen("-e")) == []
     pane.keys("C-d")
     pane.sees(r"^code 0$")

@@ -147,7 +147,7 @@ def test_new_lines_come_from_a_file_of_another_encoding(contract: Path) -> None:
     text = kvedit("export").stdout_bytes.decode()
     assert text.startswith("Café, dû le 3.\nNaïve.\nZoë\nLine 1:")
     assert text.endswith("\nfin é\n")
-    assert "TEXT is none" in kvedit("append", "é", "--encoding", "latin-1", code=2).stderr
+    assert "for a file, not for TEXT" in kvedit("append", "é", "--encoding", "latin-1", code=2).stderr
 
 
 def test_export_names_an_unencodable_character_and_its_line(home: Path, checkpoints: dict[str, Path]) -> None:
@@ -186,7 +186,7 @@ def test_an_edited_text_is_kept_when_it_cannot_be_applied(
     for data, code in ((b"caf\xe9\n", 2), (b"a lot of words. " * 4000, 5)):
         editor.write_text(f"import sys; open(sys.argv[-1], 'wb').write({data!r})")
         told = kvedit("edit", code=code).stderr
-        kept = Path(re.search(r"What you wrote is in (\S+)\.$", told.strip())[1])
+        kept = Path(re.search(r"Your text is in (\S+)\.$", told.strip())[1])
         assert kept.read_bytes() == data
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
         kept.unlink()

@@ -1,4 +1,4 @@
-"""The `bench` commands: where is a budget of refreshed rows best spent, on your model?"""
+"""The `bench` commands: which rows are worth refreshing on a budget, with your model?"""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from kvedit.lab.case import Case
     from kvedit.model.model import Model
 
-bench = typer.Typer(help="Measure where a budget is best spent, on your model.", no_args_is_help=True)
+bench = typer.Typer(help="Measure which rows are worth refreshing, on your model.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 VARIANT_NAMES = ("same-key", "relabel", "derived", "injection")
 TEMPLATE_NAMES = ("plain", "ruler")
 
 Out = Annotated[
-    str, typer.Option("--out", "-o", metavar="FOLDER", help="The run's folder; a run that stopped goes on.")
+    str, typer.Option("--out", "-o", metavar="FOLDER", help="The run's folder. An interrupted run continues.")
 ]
 Arms = Annotated[
     list[str] | None,
@@ -43,15 +43,15 @@ Arms = Annotated[
 ]
 Policies = Annotated[
     str,
-    typer.Option(metavar="NAMES", help="Policies, with commas; each at every budget."),
+    typer.Option(metavar="NAMES", help="Policies, separated by commas; each runs at every budget."),
 ]
-Budgets = Annotated[str, typer.Option(metavar="5%,10%", help="Budgets, with commas.")]
+Budgets = Annotated[str, typer.Option(metavar="5%,10%", help="Budgets, separated by commas.")]
 Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Data sets, as published or as JSONL.")]
-Questions = Annotated[int, typer.Option(metavar="N", min=1, help="Questions of each file.")]
+Questions = Annotated[int, typer.Option(metavar="N", min=1, help="Questions per file.")]
 Hay = Annotated[
     str | None,
     typer.Option(
-        "--haystack", metavar="FILE", help="Text, or folder of texts, to hide in. Default: a built-in one."
+        "--haystack", metavar="FILE", help="Text or folder of texts to hide needles in. Default: built-in."
     ),
 ]
 
@@ -69,7 +69,7 @@ Ray = Annotated[
     typer.Option(
         "--ray",
         metavar="ADDRESS",
-        help="Hand the cases to Ray: local:N for N workers here, auto, or HOST:PORT.",
+        help="Run the cases on Ray: local:N for N local workers, auto, or HOST:PORT.",
         callback=_check_ray,
     ),
 ]
@@ -82,7 +82,7 @@ SupportName = Annotated[
         autocompletion=one_of(SUPPORTS),
     ),
 ]
-Seed = Annotated[int, typer.Option(metavar="N", help="Of all draws.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Random seed.")]
 
 
 @command("niah", example="kvedit bench niah --cases 24 --policies sur,tokens --budgets 2%", group=bench)
@@ -97,10 +97,10 @@ def niah(
     template: Annotated[
         str, typer.Option(metavar="NAMES", help="Wording of the needles: plain, ruler, or both.")
     ] = "plain,ruler",
-    cases: Annotated[int, typer.Option(metavar="N", min=1, help="Cases.")] = 96,
+    cases: Annotated[int, typer.Option(metavar="N", min=1, help="Number of cases.")] = 96,
     tokens: Annotated[
         str | None,
-        typer.Option(metavar="A-B", help="Tokens of a text. Default: 1000-2000, and 400-600 for relabel."),
+        typer.Option(metavar="A-B", help="Tokens per text. Default: 1000-2000, or 400-600 for relabel."),
     ] = None,
     haystack: Hay = None,
     split: Annotated[str, typer.Option(metavar="NAME", help="test, or dev for tuning.")] = "test",
@@ -114,7 +114,7 @@ def niah(
     seed: Seed = 0,
     ray: Ray = None,
 ) -> Reply:
-    """Erasing-NIAH: a sentence is deleted, and the question asks for what is left."""
+    """Erasing-NIAH: a sentence is deleted, and the question asks about what remains."""
     from kvedit.lab.niah import SPLITS
 
     check_one_of("variant", variant, VARIANT_NAMES)
@@ -146,9 +146,9 @@ def qa(
     seed: Seed = 0,
     ray: Ray = None,
 ) -> Reply:
-    """Multi-hop questions: one passage that does not matter is deleted, at three placements.
+    """Multi-hop questions: one irrelevant passage is deleted, at three placements.
 
-    Full sets take a night on a CPU; a run that stopped goes on where it was.
+    Full sets take a night on a CPU. An interrupted run continues where it stopped.
     """
     from kvedit.lab import qa as maker
 
@@ -174,7 +174,7 @@ def location(
     seed: Seed = 0,
     ray: Ray = None,
 ) -> Reply:
-    """Does it matter where the evidence lies: before the edit or after it, near or at the end?"""
+    """Does it matter where the evidence lies: before the edit, just after it, or at the end?"""
     from kvedit.lab import location as maker
 
     arms = _arms(arm, policies, budgets, None)
@@ -189,11 +189,11 @@ def location(
 def geometry(
     out: Out = "runs/geometry",
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help="Whose scores.", autocompletion=one_of(POLICIES))
+        str, typer.Option(metavar="NAME", help="Scoring policy.", autocompletion=one_of(POLICIES))
     ] = "sur",
     budgets: Budgets = "1%,2%,5%,10%,20%,40%,80%",
-    cases: Annotated[int, typer.Option(metavar="N", min=1, help="Cases.")] = 24,
-    tokens: Annotated[str, typer.Option(metavar="A-B", help="Tokens of a text.")] = "1000-2000",
+    cases: Annotated[int, typer.Option(metavar="N", min=1, help="Number of cases.")] = 24,
+    tokens: Annotated[str, typer.Option(metavar="A-B", help="Tokens per text.")] = "1000-2000",
     haystack: Hay = None,
     model: ModelName = DEFAULT_MODEL,
     device: Device = "auto",
@@ -201,9 +201,9 @@ def geometry(
     seed: Seed = 0,
     ray: Ray = None,
 ) -> Reply:
-    """One score, spent as rows, as a window and as units, over budgets (C.1)."""
+    """Compare supports: one policy's scores as rows, window and units, over budgets (C.1)."""
     check_one_of("policy", policy, POLICIES)
-    names = [f"{policy}/{rule}@{budget}" for rule in SUPPORTS for budget in split(budgets)]
+    names = [f"{policy}/{support}@{budget}" for support in SUPPORTS for budget in split(budgets)]
     options = {"count": cases, "tokens": lengths_of(tokens), "seed": seed}
     return _hide("geometry", out, model, device, dtype, haystack, _arms(names, "", "", None), options, ray)
 
@@ -219,14 +219,14 @@ def _hide(
     options: dict[str, Any],
     ray: str | None,
 ) -> Reply:
-    """Hide needles in a haystack, and run the cases."""
+    """Hide needles in a haystack and run the cases."""
     from kvedit.lab.haystack import Haystack
     from kvedit.lab.niah import cases
 
     texts = texts_of(haystack)
     opened = open_model(model, device, dtype)
-    made = list(cases([Haystack(text, opened.tokenizer) for text in texts], **options))
-    return _run(bench, out, opened, model, arms, made, {**options, "haystack": haystack or "built-in"}, ray)
+    hidden = list(cases([Haystack(text, opened.tokenizer) for text in texts], **options))
+    return _run(bench, out, opened, model, arms, hidden, {**options, "haystack": haystack or "built-in"}, ray)
 
 
 def _run(
@@ -239,7 +239,7 @@ def _run(
     options: dict[str, Any],
     ray: str | None,
 ) -> Reply:
-    """Run the cases with a live table, and write the report."""
+    """Run the cases with a live table and write the report."""
     from kvedit.cli import runs
     from kvedit.lab.cluster import distribute
     from kvedit.lab.run import Run, describe, execute
@@ -260,8 +260,8 @@ def _run(
                 on_skip=lambda case, why: skipped.append(why),
             )
     except KeyboardInterrupt:
-        kept = output.count(len(run.records()), "case")
-        output.say(f"Interrupted with {kept} done. Run the same command again to go on.")
+        done = output.count(len(run.records()), "case")
+        output.say(f"Interrupted with {done} done. Run the same command again to continue.")
         raise typer.Exit(130) from None
     for why in skipped:
         output.say(output.one_line(f"Left out: {why}"))
@@ -273,12 +273,12 @@ def _run(
 
 
 def _arms(named: list[str] | None, policies: str, budgets: str, support: str | None) -> list[Arm]:
-    """Read the arms: those that were named, or every policy at every budget between the ends."""
+    """Return the named arms, or each policy at each budget, between `shift` and `reprefill`."""
     from kvedit.lab.arms import Arm
 
     if not named:
-        rule = "" if support is None else f"/{support}"
+        suffix = "" if support is None else f"/{support}"
         chosen = names_of("policy", policies, POLICIES)
-        named = [f"{policy}{rule}@{budget}" for budget in split(budgets) for policy in chosen]
+        named = [f"{policy}{suffix}@{budget}" for budget in split(budgets) for policy in chosen]
     named = list(dict.fromkeys(["shift", *named, "reprefill"]))
     return [Arm.parse(name) for name in named]

@@ -1,4 +1,4 @@
-"""The `doctor` command: is this model right here, and how fast is it?"""
+"""The `doctor` command: does this model work here, and how fast is it?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvedit.repair.doctor import Health
 
 _MEANING = {
-    "forward pass": "logits with transformers' own",
+    "forward pass": "logits with those of transformers",
     "end of context": "the same, at the last positions",
     "rotation": "keys with the model's own",
     "shift": "layer 0 with a fresh prefill's",
@@ -39,7 +39,7 @@ def doctor(
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> Reply:
-    """Try a model on a probe of 64 tokens: is it repaired exactly, and how fast is it here?
+    """Test a model on 64 tokens: is it repaired exactly, and how fast is it here?
 
     The exit code is 4 if the model is refused or a check fails.
     """
@@ -50,17 +50,17 @@ def doctor(
         from kvedit.repair.doctor import examine
 
         stock = open_stock(resolve(model, report), device=device, dtype=dtype)
-        report("Trying the model")
+        report("Testing the model")
         found = examine(stock)
-    asked = {"device": device, "dtype": dtype}
-    record: dict[str, Any] = {"model": model, "passed": found.passed, **asdict(found), "asked": asked}
+    options = {"device": device, "dtype": dtype}
+    record: dict[str, Any] = {"model": model, "passed": found.passed, **asdict(found), "asked": options}
     for check in record["checks"]:  # JSON has no NaN
         check["figure"] = check["figure"] if math.isfinite(check["figure"]) else None
-    return Reply(record, lambda: _show(model, found, asked), 0 if found.passed else 4)
+    return Reply(record, lambda: _show(model, found, options), 0 if found.passed else 4)
 
 
-def _show(name: str, found: Health, asked: dict[str, str]) -> None:
-    """Print the checks and the machine's figures, on stdout."""
+def _show(name: str, found: Health, options: dict[str, str]) -> None:
+    """Print the checks and the figures of this machine on stdout."""
     screen = output.plain_or_not(sys.stdout)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("check", "result"):
@@ -77,7 +77,7 @@ def _show(name: str, found: Health, asked: dict[str, str]) -> None:
     facts = Table(box=None, pad_edge=False, show_header=False)
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column()
-    for row in _facts(name, found, asked):
+    for row in _facts(name, found, options):
         facts.add_row(*row)
     screen.print()
     screen.print(facts)
@@ -89,13 +89,13 @@ def _show(name: str, found: Health, asked: dict[str, str]) -> None:
         )
 
 
-def _facts(name: str, found: Health, asked: dict[str, str]) -> list[tuple[str, str]]:
+def _facts(name: str, found: Health, options: dict[str, str]) -> list[tuple[str, str]]:
     machine = found.machine
     reasons = {
-        "device": "the first of cuda, mps, cpu that is here",
-        "dtype": "the rule: float32 on a CPU, bfloat16 elsewhere",
+        "device": "the first available of cuda, mps, cpu",
+        "dtype": "default: float32 on a CPU, bfloat16 elsewhere",
     }
-    why = {key: reasons[key] if asked[key] == "auto" else "as asked" for key in reasons}
+    why = {key: reasons[key] if options[key] == "auto" else "as given" for key in reasons}
     loads = [f"{load.tokens:,} tokens in {output.seconds(load.seconds)}" for load in machine.estimates]
     return [
         ("model", name),
@@ -106,8 +106,8 @@ def _facts(name: str, found: Health, asked: dict[str, str]) -> list[tuple[str, s
             "prefill",
             f"{machine.prefill_tokens_per_s:,.0f} tokens/s, measured on {machine.timed_tokens} tokens",
         ),
-        ("a load", f"about {', '.join(loads)}" if loads else "of a short text only"),
+        ("load", f"about {', '.join(loads)}" if loads else "short texts only"),
         ("memory", f"{output.size(machine.weights_bytes)} of weights"),
-        ("", f"{output.size(machine.cache_bytes)} of cache for each 1,000 tokens"),
+        ("", f"{output.size(machine.cache_bytes)} of cache per 1,000 tokens"),
         ("context", f"{machine.context_length:,} tokens"),
     ]

@@ -1,4 +1,4 @@
-"""Commands on the document as a whole: load, show, status, export, diff, sync, edit."""
+"""Commands for the whole document: load, show, status, export, diff, sync, edit."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from kvedit.names import DEFAULT_MODEL
 
 @command(example="kvedit load contract.md --system 'Answer in one sentence.'")
 def load(
-    file: Annotated[str, typer.Argument(help="Document to read; - is standard input.")],
+    file: Annotated[str, typer.Argument(help="Document to read; - reads standard input.")],
     model: ModelName = DEFAULT_MODEL,
     session: Annotated[
-        str | None, typer.Option("--session", "-s", metavar="NAME", help="Name it; else after the file.")
+        str | None, typer.Option("--session", "-s", metavar="NAME", help="Name. Default: from the file.")
     ] = None,
     encoding: Encoding = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System text of the prompt.")] = None,
@@ -48,7 +48,7 @@ def load(
     dtype: Dtype = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace a session of the same name.")] = False,
 ) -> Reply:
-    """Read a document into a model's cache; a session appears, and is the current one."""
+    """Read a document into a model's cache, as a new session that becomes the current one."""
     check_place(device, dtype)
     from kvedit.session.session import Session
     from kvedit.timing import Timings
@@ -83,16 +83,16 @@ def load(
 @command(example="kvedit show --lines 35-45")
 def show(
     lines: Annotated[
-        str | None, typer.Option("--lines", "-l", metavar="A-B", help="7, 40-60, 40- or -5; else all.")
+        str | None, typer.Option("--lines", "-l", metavar="A-B", help="7, 40-60, 40- or -5. Default: all.")
     ] = None,
     session: SessionName = None,
 ) -> Reply:
-    """Print the document as it is now, with its line numbers."""
+    """Print the current document with line numbers."""
     from kvedit.text.document import LineRange
 
-    asked = LineRange.parse(lines) if lines is not None else LineRange(None, None)
+    chosen = LineRange.parse(lines) if lines is not None else LineRange(None, None)
     document = here.session(session).document
-    first, last = asked.resolve(document.line_count) if lines or document.line_count else (0, 0)
+    first, last = chosen.resolve(document.line_count) if lines or document.line_count else (0, 0)
     numbered = list(enumerate(document.lines(first, last), start=first + 1))
     width = len(str(document.line_count))
 
@@ -105,30 +105,30 @@ def show(
 
 @command(example="kvedit status --json")
 def status(session: SessionName = None) -> Reply:
-    """Say what the session holds, and how much of it is exact, refreshed, stale or missing."""
+    """Show the session's size, and how many rows are exact, refreshed, stale or missing."""
     from kvedit.cli import tables
 
-    held = here.session(session).status()
-    return Reply(asdict(held), lambda: tables.show_status(held))
+    current = here.session(session).status()
+    return Reply(asdict(current), lambda: tables.show_status(current))
 
 
 @command(example="kvedit export -o contract-2.md")
 def export(
     file: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="File to write; else stdout.")
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="File to write. Default: stdout.")
     ] = None,
     encoding: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Write it in another encoding; utf-8-sig and utf-16 have a byte order mark.",
+            help="Use another encoding; utf-8-sig and utf-16 add a byte order mark.",
             autocompletion=one_of(ENCODING_NAMES),
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     session: SessionName = None,
 ) -> Reply:
-    """Write the document as it is now: encoding, line endings and byte order mark as they came."""
+    """Write the current document with its original encoding, line endings and byte order mark."""
     from kvedit.store.files import replace_file
 
     document = here.session(session).document
@@ -140,9 +140,9 @@ def export(
         return Reply({**record, "file": None, "text": text}, lambda: output.out_bytes(data, text))
     path = here.path(file)
     if path.exists() and not force:
-        raise UsageError(f"{file} is there already.", "Give --force to replace it, or another name.")
+        raise UsageError(f"{file} already exists.", "Use --force to replace it, or choose another name.")
     if not path.parent.is_dir():
-        raise UsageError(f"There is no folder {path.parent}.", "Make it first, or give another name.")
+        raise UsageError(f"There is no folder {path.parent}.", "Create it first, or choose another name.")
     replace_file(path, data)
     return Reply(record, lambda: output.say(output.one_line(f"Wrote {output.size(len(data))} to {file}.")))
 
@@ -151,18 +151,18 @@ def export(
 def diff(
     revision: Annotated[
         int | None,
-        typer.Option("--revision", "-r", metavar="N", help="Compare that revision with the text of now."),
+        typer.Option("--revision", "-r", metavar="N", help="Compare revision N with the current text."),
     ] = None,
     session: SessionName = None,
 ) -> Reply:
-    """Show how the file on disk differs from the session: what sync would take over."""
+    """Show how the file on disk differs from the session: what sync would apply."""
     opened = here.session(session)
     old, new, names = opened.document.text, opened.document.text, ("session", "session")
     if revision is None:
         new, names = opened.source_document().text, ("session", opened.manifest.source)
     else:
         old, names = opened.text_of(revision), (f"revision {revision}", "session")
-    left, right = map(output.one_line, names)  # a line each, whatever they hold
+    left, right = map(output.one_line, names)  # keep each name on one line
     lines = list(unified_diff(old.split("\n"), new.split("\n"), left, right, lineterm=""))
 
     def human() -> None:
@@ -176,28 +176,28 @@ def diff(
 
 @command(example="kvedit sync")
 def sync(session: SessionName = None) -> Reply:
-    """Take over what has changed in the file that the session was loaded from."""
+    """Apply changes in the file that the session was loaded from."""
     return change_reply(here.session(session).sync())
 
 
 @command(example="kvedit edit --lines 40-60")
 def edit(
     lines: Annotated[
-        str | None, typer.Option("--lines", "-l", metavar="A-B", help="Only these lines; else all.")
+        str | None, typer.Option("--lines", "-l", metavar="A-B", help="Lines to edit. Default: all.")
     ] = None,
     session: SessionName = None,
 ) -> Reply:
-    """Open the text in $VISUAL or $EDITOR, and apply what was changed there."""
+    """Open the text in $VISUAL or $EDITOR, and apply your changes."""
     from kvedit.text.document import LineRange
 
     opened = here.session(session)
     document = opened.document
-    asked = LineRange.parse(lines) if lines is not None else LineRange(None, None)
-    first, last = asked.resolve(document.line_count) if lines or document.line_count else (0, 0)
+    chosen = LineRange.parse(lines) if lines is not None else LineRange(None, None)
+    first, last = chosen.resolve(document.line_count) if lines or document.line_count else (0, 0)
     start, stop = document.characters(first, last) if document.line_count else (0, 0)
     before = document.text
     with _in_editor(before[start:stop], Path(opened.manifest.source).suffix) as new:
-        # Another process may have edited meanwhile; its text is not the one that was in the editor.
+        # Another process may have edited the session meanwhile; do not overwrite its text.
         opened.update()
         if opened.document.text != before:
             raise KveditError(
@@ -209,11 +209,11 @@ def edit(
 
 @contextmanager
 def _in_editor(text: str, suffix: str) -> Iterator[str]:
-    """Let the user change a text in their editor. What they wrote stays in its file if the block fails.
+    """Let the user edit a text in their editor. If the block fails, the edited file is kept.
 
     Raises:
         KveditError: The editor is missing or failed.
-        UsageError: What it left is no text.
+        UsageError: The edited file is not text.
     """
     from kvedit.text.encoding import decode
 
@@ -230,7 +230,7 @@ def _in_editor(text: str, suffix: str) -> Iterator[str]:
             if data == text.encode():
                 raise
             kept = True
-            raise type(error)(error.fact, f"{error.remedy} What you wrote is in {name}.") from None
+            raise type(error)(error.fact, f"{error.remedy} Your text is in {name}.") from None
     finally:
         if not kept:
             path.unlink(missing_ok=True)
@@ -242,21 +242,21 @@ def _edit_file(name: str) -> None:
         done = subprocess.run([*shlex.split(editor), name], check=False, stdout=_terminal())
     except (OSError, ValueError) as error:
         raise KveditError(
-            f"The editor '{editor}' cannot be started: {error}.", "Set VISUAL or EDITOR to one that can."
+            f"Cannot start the editor '{editor}': {error}.", "Set VISUAL or EDITOR to another one."
         ) from None
     if done.returncode:
         raise KveditError(
-            f"The editor '{editor}' ended with code {done.returncode}; nothing was changed.",
+            f"The editor '{editor}' exited with code {done.returncode}; nothing was changed.",
             "Run `kvedit edit` again.",
         )
 
 
 def _terminal() -> int | None:
-    """Where the editor draws: stdout, unless that holds JSON or goes into a pipe."""
+    """Return where the editor draws: stdout, or stderr if stdout is redirected."""
     return None if sys.stdout.isatty() else 2
 
 
 def _name_after(file: str) -> str:
-    """Name a session after its file: the stem, with what a name cannot hold replaced."""
+    """Return a session name from a file's stem, with characters not allowed in names replaced."""
     stem = "stdin" if file == "-" else Path(file).stem
     return re.sub(r"[^\w.\-]+", "-", stem).strip("-.")[:64] or "document"

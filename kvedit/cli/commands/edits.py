@@ -1,4 +1,4 @@
-"""Commands that edit lines: insert, append, replace, delete, move. None of them computes anything."""
+"""Commands that edit lines: insert, append, replace, delete, move. None of them runs the model."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from kvedit.cli.options import Encoding, SessionName
 from kvedit.cli.workspace import here
 from kvedit.errors import UsageError
 
-Text = Annotated[str | None, typer.Argument(help="The new text; - is standard input.")]
+Text = Annotated[str | None, typer.Argument(help="The new text; - reads standard input.")]
 FromFile = Annotated[
-    str | None, typer.Option("--file", "-f", metavar="FILE", help="Take the text from a file.")
+    str | None, typer.Option("--file", "-f", metavar="FILE", help="Read the text from a file.")
 ]
 Exact = Annotated[
     bool,
     typer.Option(
-        "--exact", "-e", help=r"Read \n, \r, \t, \\ and \uXXXX in TEXT, and add no line ending to it."
+        "--exact", "-e", help=r"Read \n, \r, \t, \\ and \uXXXX in TEXT, and do not add a line ending."
     ),
 ]
 Lines = Annotated[str, typer.Option("--lines", "-l", metavar="A-B", help="7, 40-60, 40- or -5.")]
 After = Annotated[
-    int, typer.Option("--after", "-a", metavar="N", help="Line that comes before it; 0 is the top.")
+    int, typer.Option("--after", "-a", metavar="N", help="Line to place it after; 0 is the top.")
 ]
 
 
@@ -49,7 +49,7 @@ def append(
     exact: Exact = False,
     session: SessionName = None,
 ) -> Reply:
-    """Insert lines after the last one."""
+    """Insert lines at the end."""
     new, exact = _new_text(text, file, encoding, exact)
     return change_reply(here.session(session).append(new, exact=exact))
 
@@ -72,13 +72,13 @@ def replace(
 def delete(
     lines: Annotated[
         list[str],
-        typer.Option("--lines", "-l", metavar="A-B", help="7, 40-60, 40- or -5; repeat it, or use commas."),
+        typer.Option("--lines", "-l", metavar="A-B", help="7, 40-60, 40- or -5. Repeat it, or use commas."),
     ],
     session: SessionName = None,
 ) -> Reply:
     """Delete lines. The document changes; nothing is computed yet.
 
-    Every range counts the lines as they were before the command.
+    Each range counts lines as they were before the command.
     """
     ranges = [part for text in lines for part in text.split(",")]
     return change_reply(here.session(session).delete(*ranges))
@@ -86,22 +86,22 @@ def delete(
 
 @command(example="kvedit move --lines 8-12 --after 30")
 def move(lines: Lines, after: After, session: SessionName = None) -> Reply:
-    """Move lines to stand after another, which is counted before the move."""
+    """Move lines after line N, counted before the move."""
     return change_reply(here.session(session).move(lines, after=after))
 
 
 def _new_text(text: str | None, file: str | None, encoding: str | None, exact: bool) -> tuple[str, bool]:
-    """Take a new text from where it was given."""
+    """Read a new text from TEXT, a file or standard input."""
     from kvedit.text.edits import unescape
 
     if (text is None) == (file is None):
         raise UsageError(
-            "The new text is given twice." if text is not None else "There is no text to put in.",
-            "Give a TEXT, --file FILE, or - for standard input.",
+            "The new text is given twice." if text is not None else "The new text is missing.",
+            "Use TEXT, --file FILE, or - for standard input.",
         )
     if file is not None or text == "-":
         return here.document(file or "-", encoding).text, exact
     assert text is not None
     if encoding is not None:
-        raise UsageError("--encoding is for a file, and TEXT is none.", "Leave it out, or give --file FILE.")
+        raise UsageError("--encoding is for a file, not for TEXT.", "Leave it out, or use --file FILE.")
     return (unescape(text), True) if exact else (text, False)

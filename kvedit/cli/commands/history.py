@@ -1,4 +1,4 @@
-"""Commands on the past: undo, redo, log, checkout."""
+"""Commands for history: undo, redo, log, checkout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def undo(count: Count = 1, session: SessionName = None) -> Reply:
 
 @command(example="kvedit redo")
 def redo(count: Count = 1, session: SessionName = None) -> Reply:
-    """Make edits again that were taken back."""
+    """Redo undone edits."""
     return change_reply(here.session(session).redo(count))
 
 
@@ -32,7 +32,7 @@ def checkout(
     revision: Annotated[int, typer.Argument(metavar="REVISION", help="Its number in the log.")],
     session: SessionName = None,
 ) -> Reply:
-    """Make any revision of the log the present one."""
+    """Make any revision of the log the current one."""
     return change_reply(here.session(session).checkout(revision))
 
 
@@ -41,13 +41,13 @@ def log(
     script: Annotated[
         bool, typer.Option("--script", help="Print the commands that rebuild the session.")
     ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="What was undone, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include undone edits.")] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="The latest N only.")
+        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the latest N.")
     ] = None,
     session: SessionName = None,
 ) -> Reply:
-    """List the revisions, the latest first: what, when, lines, tokens, stale rows."""
+    """List the revisions, latest first: what, when, lines, tokens, stale rows."""
     from kvedit.cli import tables
 
     opened = here.session(session)

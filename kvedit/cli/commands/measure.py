@@ -1,4 +1,4 @@
-"""The `bench` commands that measure the machine, and those that read runs."""
+"""The `bench` commands that measure a model, and those that read runs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from kvedit.lab.run import Run
     from kvedit.model.model import Model
 
-Text = Annotated[
-    str | None, typer.Option("--text", metavar="FILE", help="A long text. Default: a built-in one.")
-]
-Contexts = Annotated[str, typer.Option(metavar="N,N", help="Lengths in tokens, with commas.")]
+Text = Annotated[str | None, typer.Option("--text", metavar="FILE", help="A long text. Default: built-in.")]
+Contexts = Annotated[str, typer.Option(metavar="N,N", help="Lengths in tokens, separated by commas.")]
 
 
 @command("executor", example="kvedit bench executor --contexts 2000 --budgets 5%", group=bench)
@@ -37,19 +35,19 @@ def executor(
     contexts: Contexts = "1000,2000,4000",
     budgets: Budgets = "1%,5%,20%",
     executors: Annotated[
-        str, typer.Option(metavar="NAMES", help=f"Of {', '.join(EXECUTOR_NAMES[1:])}.")
+        str, typer.Option(metavar="NAMES", help=f"Some of {', '.join(EXECUTOR_NAMES[1:])}.")
     ] = "packed,interval,direct",
     runs: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Counts of runs. Default: 1, 2, 4, ... and one for each row."),
+        typer.Option(metavar="N,N", help="Numbers of runs. Default: 1, 2, 4, ... and one run per row."),
     ] = None,
-    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds after the first.")] = 5,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds after a warm-up.")] = 5,
     text: Text = None,
     model: ModelName = DEFAULT_MODEL,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> Reply:
-    """How fast is a refresh of B rows, when they lie in one run, in two, ... in B runs?"""
+    """How fast is a refresh of B rows in one run, in two, ... in B runs?"""
     from kvedit.lab.executor import sweep
 
     named = names_of("executor", executors, EXECUTOR_NAMES[1:])
@@ -68,20 +66,20 @@ def executor(
 def numerics(
     out: Out = "runs/numerics",
     contexts: Contexts = "500,1000",
-    cases: Annotated[int, typer.Option(metavar="N", min=1, help="Texts of each length.")] = 4,
+    cases: Annotated[int, typer.Option(metavar="N", min=1, help="Texts per length.")] = 4,
     text: Text = None,
     model: ModelName = DEFAULT_MODEL,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> Reply:
-    """How far do replays differ that should not: by chunk size, threads, executor and dtype?"""
+    """How much do replays differ by chunk size, threads, executor and dtype?"""
     from kvedit.lab.numerics import numerics as compared
 
     lengths = numbers_of("--contexts", contexts)
     opened = open_model(model, device, dtype)
     ids = opened.tokenizer.encode_text(texts_of(text)[0]).ids
     if len(ids) < max(lengths) + cases - 1:
-        raise UsageError(f"The text has {len(ids)} tokens only.", "Name a longer one with --text.")
+        raise UsageError(f"The text has only {len(ids)} tokens.", "Use --text to name a longer one.")
     prompt = opened.layout(None)
     question = prompt.question_ids(opened.tokenizer, "What is the text about?")
 
@@ -108,7 +106,7 @@ def evidence(
     dtype: Dtype = "auto",
     seed: Seed = 0,
 ) -> Reply:
-    """Which share of the rows that a policy buys lies in the evidence? Needs no forward pass."""
+    """What share of a policy's selected rows lies in the evidence? Needs no forward pass."""
     from kvedit.lab import qa
     from kvedit.lab.arms import Arm
     from kvedit.lab.evidence import precision
@@ -138,20 +136,20 @@ def compare(
     for run in (a, b):
         if run.config["bench"] in runs.SHOW:
             raise UsageError(
-                f"{run.folder} holds no cases, but a run of {run.config['bench']}.",
+                f"{run.folder} is a run of {run.config['bench']}, which has no cases.",
                 "Compare runs of niah, qa, location or geometry.",
             )
     ours, theirs = (run.config["options"] for run in (a, b))
     different = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
     if different:
-        output.say(f"The runs differ in {', '.join(different)}; cases of the same name are paired.")
+        output.say(f"The runs differ in {', '.join(different)}; cases are paired by name.")
     found = paired(a.records(), b.records())
     return Reply(found, lambda: runs.show_comparison(found))
 
 
 @command("report", example="kvedit bench report runs/niah", group=bench)
 def report(folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A run's folder.")]) -> Reply:
-    """Check a run, and write its summary and report again."""
+    """Check a run and rewrite its summary and report."""
     from kvedit.cli import runs
     from kvedit.lab.run import Run
 
@@ -172,7 +170,7 @@ def _measure(
     options: dict[str, Any],
     found: Iterable[dict[str, Any]],
 ) -> Reply:
-    """Take all records, and write them with summary and report."""
+    """Collect all records, and write them with summary and report."""
     from kvedit.cli import runs
     from kvedit.lab.run import Run, describe
 
@@ -190,7 +188,7 @@ def _measure(
 
 
 def _finish(run: Run) -> dict[str, Any]:
-    """Write summary and report of a measurement; gives the summary."""
+    """Write summary and report of a measurement; return the summary."""
     from kvedit.lab.evidence import summarise_precision
     from kvedit.lab.executor import summarise_executor
     from kvedit.lab.numerics import summarise_numerics
@@ -198,7 +196,7 @@ def _finish(run: Run) -> dict[str, Any]:
 
     records, bench = run.records(), run.config["bench"]
     if not records:
-        raise KveditError("The run has no records.", "Run it first, or ask for more.")
+        raise KveditError("The run has no records.", "Run the bench again, with more cases.")
     found: dict[str, Any]
     if bench == "executor":
         found, page = {"shapes": summarise_executor(records)}, executor_html

@@ -11,13 +11,13 @@ from kvedit.cli.command import Reply, app, command
 from kvedit.cli.options import MODEL_NAMES, one_of
 from kvedit.cli.progress import working
 
-models = typer.Typer(help="The models that kvedit knows, and getting them.", no_args_is_help=True)
+models = typer.Typer(help="List and download models.", no_args_is_help=True)
 app.add_typer(models, name="models")
 
 
 @command("list", example="kvedit models list", group=models)
 def models_list() -> Reply:
-    """List the models that kvedit knows, and those it has converted."""
+    """List the models that kvedit knows and those it has converted."""
     from kvedit.checkpoint.resolve import ALIASES, find, models_folder
 
     known: list[dict[str, Any]] = [
@@ -33,7 +33,7 @@ def models_list() -> Reply:
     def human() -> None:
         for model in known:
             output.out(output.one_line(f"{model['name']}  {model['about']}"))
-            missing = f"not here yet; `kvedit models pull {model['name']}` gets it"
+            missing = f"not downloaded; run `kvedit models pull {model['name']}`"
             output.out(output.one_line(f"  {model['directory'] or missing}"))
 
     return Reply({"models": known}, human)
@@ -46,8 +46,8 @@ def models_pull(
         typer.Argument(help="Alias, hub id, or .gguf file to convert.", autocompletion=one_of(MODEL_NAMES)),
     ],
 ) -> Reply:
-    """Get a model, and convert it if need be, so that it is at hand."""
-    with working("Looking for the model") as report:
+    """Download a model, or convert a .gguf file, for later use."""
+    with working("Finding the model") as report:
         from kvedit.checkpoint.resolve import resolve
 
         directory = resolve(name, report)

@@ -29,14 +29,14 @@ def ask(question: Question, options: Options, model: ModelPlace = None, session:
     from kvedit.cli import tables
     from kvedit.timing import Timings, clock
 
-    asked = question_of(question)
+    text = question_of(question)
     opened, timings, start = here.session(session), Timings(), clock()
     with working("Loading the model"):
         here.ready(opened, model)
     timings.add("load", clock() - start)
     with repairing() as on_phase:
         answer = opened.ask(
-            asked,
+            text,
             options,
             timings=timings,
             on_text=(lambda text: output.out(text, end="")) if here.streams else (lambda text: None),
@@ -48,7 +48,7 @@ def ask(question: Question, options: Options, model: ModelPlace = None, session:
         tables.show_answer(answer)
 
     interrupted = answer.finish_reason == "interrupted"
-    return Reply(output.answer_json(answer, asked), show, exit_code=130 if interrupted else 0)
+    return Reply(output.answer_json(answer, text), show, exit_code=130 if interrupted else 0)
 
 
 @command(example="kvedit explain 'When must fees be paid?' --budget 5%")
@@ -57,16 +57,14 @@ def explain(
 ) -> Reply:
     """Show which units a question would refresh, and why, without computing them.
 
-    The chosen lines go to stdout, scores and cost to stderr.
+    The selected lines go to stdout; scores and cost go to stderr.
     """
     from kvedit.cli import tables
 
-    asked, opened = question_of(question), here.session(session)
+    text, opened = question_of(question), here.session(session)
     here.ready(opened, model)
-    found = opened.explain(asked, options)
-    return Reply(
-        {"question": asked, **asdict(found)}, lambda: tables.show_explanation(found, opened.document)
-    )
+    found = opened.explain(text, options)
+    return Reply({"question": text, **asdict(found)}, lambda: tables.show_explanation(found, opened.document))
 
 
 @command(example="kvedit heal --budget 20%")
@@ -77,7 +75,7 @@ def heal(
             "--budget",
             "-b",
             metavar="20%|128t|full",
-            help="Rows to recompute, of those that are not exact. Default: all.",
+            help="How many of the inexact rows to recompute. Default: all.",
         ),
     ] = None,
     model: ModelPlace = None,
@@ -85,7 +83,7 @@ def heal(
 ) -> Reply:
     """Recompute rows from the frontier onward, so that they become exact.
 
-    Ctrl-C stops it, and what was computed until then is kept.
+    Ctrl-C stops it; rows computed so far are kept.
     """
     chosen = None if budget is None else Budget.parse(budget)
     opened = here.session(session)
@@ -102,7 +100,7 @@ def heal(
 def verify(
     options: _Verifying,
     question: Annotated[
-        str | None, typer.Option("--question", "-q", metavar="TEXT", help="Compare the answers to it, too.")
+        str | None, typer.Option("--question", "-q", metavar="TEXT", help="Also compare the answers to it.")
     ] = None,
     budget: Annotated[
         str | None,
@@ -114,23 +112,21 @@ def verify(
         ),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens of either answer at most.")
+        int, typer.Option(metavar="N", min=1, help="Maximum number of tokens per answer.")
     ] = 64,
-    continue_: Annotated[bool, typer.Option("--continue", "-c", help="See the conversation.")] = False,
+    continue_: Annotated[bool, typer.Option("--continue", "-c", help="Include the conversation.")] = False,
     model: ModelPlace = None,
     session: SessionName = None,
 ) -> Reply:
     """Compare the cache with a clean prefill: how stale is it, and does that change the answer?
 
-    Computes a whole prefill. Nothing is kept.
+    Computes a full prefill. Nothing is kept.
     """
     from kvedit.cli import tables
 
     chosen = None if budget is None else Budget.parse(budget)
     if question is None and (chosen is not None or continue_):
-        raise UsageError(
-            "A budget is chosen for a question, and there is none.", "Give --question TEXT, too."
-        )
+        raise UsageError("--budget and --continue need a question.", "Add --question TEXT.")
     opened = here.session(session)
     here.ready(opened, model)
     with progressing("prefill") as progress:
@@ -148,7 +144,7 @@ def verify(
 
 @command(example="kvedit forget")
 def forget(session: SessionName = None) -> Reply:
-    """Drop the conversation from the context. The log still holds it; see purge."""
+    """Drop the conversation from the context. Earlier revisions still hold it; see purge."""
     opened = here.session(session)
     dropped = opened.forget()
     return Reply(
@@ -163,10 +159,10 @@ def forget(session: SessionName = None) -> Reply:
 
 @command(example="kvedit purge")
 def purge(model: ModelPlace = None, session: SessionName = None) -> Reply:
-    """Compute the present text from nothing, and drop everything that held an older one.
+    """Compute the current text from scratch and drop everything older.
 
-    Every older revision, question and conversation goes, and with them undo. What it cannot
-    reach is in docs/privacy.md.
+    This removes all older revisions, questions and conversations, so undo is no longer possible.
+    See docs/privacy.md for what purge cannot reach.
     """
     opened = here.session(session)
     here.ready(opened, model)

@@ -17,13 +17,13 @@ from kvedit.errors import SessionError, UsageError
 
 sessions = typer.Typer(help="List and manage sessions.", no_args_is_help=True)
 app.add_typer(sessions, name="sessions")
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the session.", autocompletion=session_names)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The session.", autocompletion=session_names)]
 NewName = Annotated[str, typer.Argument(metavar="NEW", help="The new name.")]
 
 
 @command("list", example="kvedit sessions list", group=sessions)
 def sessions_list() -> Reply:
-    """List the sessions, with what they hold and which one is current."""
+    """List the sessions with their sizes, and mark the current one."""
     from kvedit.cli import tables
     from kvedit.store.home import Home
 
@@ -43,7 +43,7 @@ def sessions_use(name: Name) -> Reply:
 
 @command("copy", example="kvedit sessions copy contract contract-2", group=sessions)
 def sessions_copy(name: Name, new: NewName) -> Reply:
-    """Copy a session. The copies share the cache on disk until they part."""
+    """Copy a session. The copies share the cache on disk until they diverge."""
     from kvedit.store.home import Home
 
     Home.default().copy(name, new)
@@ -52,7 +52,7 @@ def sessions_copy(name: Name, new: NewName) -> Reply:
 
 @command("rename", example="kvedit sessions rename contract lease", group=sessions)
 def sessions_rename(name: Name, new: NewName) -> Reply:
-    """Give a session another name."""
+    """Rename a session."""
     from kvedit.store.home import Home
 
     Home.default().rename(name, new)
@@ -65,7 +65,7 @@ def sessions_remove(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> Reply:
-    """Remove a session from the disk, with its past. Your own file stays."""
+    """Remove a session and its history from the disk. Your own file stays."""
     from kvedit.store.home import Home
 
     home = Home.default()
@@ -74,7 +74,7 @@ def sessions_remove(
         raise SessionError(f"There is no session '{name}'.", "Run `kvedit sessions list` to see them.")
     if not yes:
         if not sys.stdin.isatty() or not here.streams:
-            raise UsageError(f"Removing '{name}' cannot be undone.", "Give --yes to remove it.")
+            raise UsageError(f"Removing '{name}' cannot be undone.", "Use --yes to remove it.")
         if not typer.confirm(f"Remove session '{name}' and all its revisions?", err=True):
             raise typer.Exit(1)
     freed = home.remove(name)
@@ -86,8 +86,7 @@ def sessions_remove(
 
 @command("compact", example="kvedit sessions compact", group=sessions)
 def sessions_compact(session: SessionName = None) -> Reply:
-    """Drop segments that no revision reaches: what killed or failed commands left behind."""
-
+    """Remove segments that no revision uses, left behind by killed or failed commands."""
     opened = here.session(session)
     freed = opened.compact()
     size = opened.status().size_bytes
@@ -99,7 +98,7 @@ def sessions_compact(session: SessionName = None) -> Reply:
 
 @command("check", example="kvedit sessions check", group=sessions)
 def sessions_check(session: SessionName = None) -> Reply:
-    """Verify checksums, lengths, ids and counts of every revision, and say what is wrong."""
+    """Verify checksums, lengths, ids and counts of every revision, and report problems."""
     from kvedit.cli import tables
 
     with progressing("check", "files and texts") as progress:

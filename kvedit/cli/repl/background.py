@@ -14,24 +14,24 @@ from kvedit.timing import clock
 if TYPE_CHECKING:
     from kvedit.session.heal import Healing
 
-_PIECE_S = 0.1  # what a piece aims at; pieces must stay below twice that
-_KEEP_ROWS = 256  # so that keeping them is a short piece, too
-_QUIET_S = 0.5  # after a key, until the next piece
-_LOCKED_S = 1.0  # after another process was found writing
-_LOOK_S = 1.0  # between looks at what other processes have changed
+_PIECE_S = 0.1  # target time of a step; steps must stay below twice that
+_KEEP_ROWS = 256  # few, so that keeping them is a short step too
+_QUIET_S = 0.5  # pause after a key press
+_LOCKED_S = 1.0  # pause while another process is writing
+_LOOK_S = 1.0  # between checks for changes by other processes
 _POLL_S = 0.02
 
 
 class _Yielded(Exception):
-    """A key was pressed during a piece; what it computed so far is dropped."""
+    """A key was pressed during a step; the step is discarded."""
 
 
 class Healer:
-    """A thread that makes rows of the warm session exact, a short piece at a time.
+    """A thread that makes rows of the warm session exact, one short step at a time.
 
     Attributes:
         problem: Why it stopped, until the next command.
-        longest_s: The longest piece so far.
+        longest_s: The longest step so far.
     """
 
     def __init__(self) -> None:
@@ -39,19 +39,19 @@ class Healer:
         self.longest_s = 0.0
         self._quiet_until = self._look_at = 0.0
         self._healing: Healing | None = None
-        self._working = threading.Lock()  # held during a piece, and while a command runs
+        self._working = threading.Lock()  # held during a step, and while a command runs
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="healer", daemon=True)
         self._thread.start()
 
     def touched(self) -> None:
-        """A key was pressed: leave the machine to whoever types."""
+        """Pause because a key was pressed."""
         self._quiet_until = clock() + _QUIET_S
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Keep what was healed, and stand still while a command runs."""
-        self.touched()  # ends the present piece
+        """Keep healed rows, and pause while a command runs."""
+        self.touched()  # ends the current step
         with self._working:
             try:
                 self._keep()
@@ -62,20 +62,20 @@ class Healer:
                 self.touched()
 
     def end(self) -> None:
-        """Stop, and keep what was healed."""
+        """Stop, and keep healed rows."""
         self._ended.set()
         self._thread.join()
         self._keep()
 
     def stale_share(self) -> float:
-        """Share of the warm session's rows that are stale or missing, without those just healed."""
+        """Return the share of the warm session's rows that are stale or missing and not just healed."""
         session, healing = here.held, self._healing
         if session is None or not len(session.rows):
             return 0.0
-        off = session.rows.stale | session.rows.missing
+        inexact = session.rows.stale | session.rows.missing
         if healing is not None and healing.current:
-            off[: healing.frontier] = False
-        return float(off.mean())
+            inexact[: healing.frontier] = False
+        return float(inexact.mean())
 
     def _run(self) -> None:
         while not self._ended.wait(_POLL_S):
@@ -88,7 +88,7 @@ class Healer:
                     pass
                 except KveditError as error:
                     self._healing, self.problem = None, error.fact
-                except Exception as error:  # a thread has nobody else to tell
+                except Exception as error:  # otherwise the thread would die silently
                     self._healing, self.problem = None, f"{type(error).__name__}: {error}"
                 finally:
                     self._working.release()
@@ -99,7 +99,7 @@ class Healer:
         return idle and here.settings.heal and self.problem is None
 
     def _piece(self) -> bool:
-        """Do one piece; say whether there was one to do."""
+        """Do one step; return whether there was anything to do."""
         session = here.held
         if session is None or not session.has_model:
             return False
@@ -129,7 +129,7 @@ class Healer:
             return
         try:
             healing.keep_locked()
-        except LockedError:  # another process writes: try again, and compute nothing meanwhile
+        except LockedError:  # another process is writing: retry later, and compute nothing meanwhile
             self._quiet_until = clock() + _LOCKED_S
             return
         except KveditError as error:

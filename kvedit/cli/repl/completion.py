@@ -1,4 +1,4 @@
-"""Completion in the REPL: commands, options, and what options and arguments can be."""
+"""Completion in the REPL: commands, options, and values of options and arguments."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FILES = ("file", "output", "script", "jsonl")
 
 
 class CommandCompleter(Completer):
-    """Complete a line by the same command tree that parses it."""
+    """Complete a line from the command tree that parses it."""
 
     def __init__(self) -> None:
         self._commands = commands()
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """Give what can stand at the cursor."""
+        """Yield the possible completions at the cursor."""
         before = document.text_before_cursor.lstrip()
         if before.startswith(("?", "#")):
             return
@@ -40,11 +40,11 @@ class CommandCompleter(Completer):
             else:
                 parameter = value
         if parameter is not None:
-            for found in self._paths.get_completions(Document(typed, len(typed)), complete_event):
-                yield _completion(typed + found.text, found.display_text, written)
+            for path in self._paths.get_completions(Document(typed, len(typed)), complete_event):
+                yield _completion(typed + path.text, path.display_text, written)
 
     def _choices(self, words: list[str], typed: str) -> Iterable[Any]:
-        """Give words that fit, or a parameter that is a path."""
+        """Yield matching words, or a parameter that takes a path."""
         if not words:
             yield from _starting([*self._commands, "set", "help", "exit"], typed)
             return
@@ -93,13 +93,13 @@ def _split(text: str) -> list[str] | None:
 
 
 def _last_word(text: str, before: list[str]) -> str:
-    """Give the last word as it is written, quotation marks and all."""
-    starts = [at for at in range(len(text)) if at == 0 or text[at - 1].isspace()]
-    return text[next(at for at in starts if _split(text[:at]) == before) :].lstrip()
+    """Return the last word as typed, including quotation marks."""
+    starts = [index for index in range(len(text)) if index == 0 or text[index - 1].isspace()]
+    return text[next(start for start in starts if _split(text[:start]) == before) :].lstrip()
 
 
 def _completion(word: str, shown: str, written: str) -> Completion:
-    """Put a word in the place of what is written. A name of any characters stays one word."""
+    """Replace what is typed with a word, quoted if necessary."""
     quoted = word if _split(word) == [word] else shlex.quote(word)
     return Completion(quoted, start_position=-len(written), display=one_line(shown))
 

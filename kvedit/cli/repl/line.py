@@ -1,4 +1,4 @@
-"""One line of the REPL or of a script: the same commands and the same parser as from the shell."""
+"""A line of the REPL or of a script: the same commands and parser as in the shell."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kvedit.errors import KveditError, UsageError
 
 
 def commands() -> dict[str, Any]:
-    """The commands of the app by their first word."""
+    """Return the app's commands by their first word."""
     return dict(get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def words_of(line: str) -> list[str]:
-    """Split a line into words as a shell does; `?` begins a question, taken as it is.
+    """Split a line into words as a shell does; text after a `?` is one literal question.
 
-    A blank line and a comment, which begins with `#`, have none.
+    Blank lines and comments, which begin with `#`, have no words.
 
     Raises:
         UsageError: A quotation mark is not closed.
@@ -37,7 +37,7 @@ def words_of(line: str) -> list[str]:
     except ValueError:
         raise UsageError(
             "A quotation mark in this line is not closed.",
-            "Close it; a question in the REPL needs none when it begins with '?'.",
+            "Close it. A question that begins with '?' needs no quotation marks.",
         ) from None
     return words[1:] if words[0] == "kvedit" and len(words) > 1 else words
 
@@ -45,30 +45,30 @@ def words_of(line: str) -> list[str]:
 def lines_of(text: str) -> list[str]:
     """Split an input into lines to run.
 
-    A line break within quotation marks splits nothing; neither does one in a question, unless a
-    command or another question follows.
+    Line breaks within quotation marks do not split; nor do those in a question, unless a command or
+    another question follows.
     """
-    found: list[str] = []
-    held = ""
+    complete: list[str] = []
+    pending = ""
     for line in text.split("\n"):
-        if not held and found and found[-1].lstrip().startswith("?") and not _begins(line):
-            found[-1] += f" {line}"
+        if not pending and complete and complete[-1].lstrip().startswith("?") and not _begins(line):
+            complete[-1] += f" {line}"
             continue
-        held = f"{held}\n{line}" if held else line
-        if not is_open(held):
-            found.append(held)
-            held = ""
-    return [*found, held] if held else found
+        pending = f"{pending}\n{line}" if pending else line
+        if not is_open(pending):
+            complete.append(pending)
+            pending = ""
+    return [*complete, pending] if pending else complete
 
 
 def _begins(line: str) -> bool:
-    """Whether a line after a question is a command, a question or a comment of its own."""
+    """Whether a line after a question is a command, another question or a comment."""
     words = line.split()
     return bool(words) and (words[0][0] in "?#" or words[0] == "kvedit" or is_verb(words[0]))
 
 
 def is_open(text: str) -> bool:
-    """Whether a quotation mark in the text is not closed yet."""
+    """Whether the text contains an unclosed quotation mark."""
     try:
         words_of(text)
     except UsageError:
@@ -77,7 +77,7 @@ def is_open(text: str) -> bool:
 
 
 def run_line(line: str) -> int:
-    """Run one line and give its exit code; a failure is printed as from the shell."""
+    """Run one line and return its exit code; print errors as in the shell."""
     here.record = here.failure = None
     try:
         words = words_of(line)
@@ -114,7 +114,7 @@ def _verbs() -> list[str]:
 
 
 def check_verb(word: str) -> None:
-    """Refuse an unknown command, with a suggestion; a question needs its '?'."""
+    """Raise `UsageError` with a suggestion if a command is unknown."""
     if is_verb(word):
         return
     near = difflib.get_close_matches(word, _verbs(), n=1, cutoff=0.5)
@@ -131,8 +131,8 @@ def _set(words: list[str]) -> None:
     elif words and not settings.is_known(words[0]):
         raise settings.unknown(words[0])
     elif len(words) > 2:
-        raise UsageError(f"'set {words[0]}' needs one value.", f"Give {settings.takes(words[0])}.")
-    # Version 2 says `conversation` where the first said `chat`.
+        raise UsageError(f"'set {words[0]}' needs one value.", f"Use {settings.takes(words[0])}.")
+    # Version 1 had `chat` instead of `conversation`.
     record = {"schema_version": 2, **here.settings.record()}
     shown = "\n".join(here.settings.shown(name) for name in words[:1] or settings.names())
     give(Reply(record, lambda: output.say(shown)), here.as_json)

@@ -1,4 +1,4 @@
-"""The REPL: the commands of the shell, one a line, with session and model kept warm."""
+"""The REPL: the same commands as in the shell, one per line, with session and model kept warm."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def run(*, history: bool = True) -> None:
     """Read and run lines until the end of the input.
 
     Args:
-        history: Remember what is typed for the next run.
+        history: Remember typed lines for the next run.
 
     Raises:
-        typer.Exit: With the code of the first command that failed, where nobody watches.
+        typer.Exit: With the code of the first failed command, if the input is not a terminal.
     """
     if here.warm:
-        raise UsageError("This is the REPL already.", "Ctrl-D leaves it.")
+        raise UsageError("The REPL is already open.", "Press Ctrl-D to leave it.")
     here.warm = True
     try:
-        watched = sys.stdin.isatty() and sys.stderr.isatty()
-        code = _Repl(history).run() if watched else _read_plainly()
+        interactive = sys.stdin.isatty() and sys.stderr.isatty()
+        code = _Repl(history).run() if interactive else _read_plainly()
     finally:
         here.warm = False
     if code:
@@ -46,30 +46,30 @@ def run(*, history: bool = True) -> None:
 
 
 def _read_plainly() -> int:
-    """Run the lines of an input that is no terminal; give the first exit code that is not 0."""
-    code, held = 0, ""
+    """Run lines from an input that is not a terminal; return the first nonzero exit code."""
+    code, pending = 0, ""
     for line in chain(iter(sys.stdin.readline, ""), [None]):
-        held += line or ""
-        if line is not None and is_open(held):
+        pending += line or ""
+        if line is not None and is_open(pending):
             continue
-        if held.strip() in ("exit", "quit"):
+        if pending.strip() in ("exit", "quit"):
             break
-        ended, held = run_line(held), ""
-        code = code or ended
-        if ended == 130:
+        status, pending = run_line(pending), ""
+        code = code or status
+        if status == 130:
             break
     return code
 
 
 class _Repl:
-    """The loop at a terminal."""
+    """The loop of an interactive REPL."""
 
     def __init__(self, history: bool) -> None:
         self._interrupted = -_TWICE_S
-        self._opening = False  # the session, which is quick
-        self._inside = False  # what Ctrl-C may end
-        self._put_off = False  # a SIGINT that is still to come again
-        self._again = False  # whether the next SIGINT is that one
+        self._opening = False  # while opening the session, which is quick
+        self._inside = False  # whether Ctrl-C may interrupt now
+        self._put_off = False  # whether a SIGINT is delayed
+        self._again = False  # whether the next SIGINT is the delayed one
         self._leave = False
         self._history = history
 
@@ -101,31 +101,31 @@ class _Repl:
                             return 0
                         with healer.paused():
                             code = run_line(line)
-                        if code:  # what was pasted after it may have counted on it
+                        if code:  # pasted lines after it may depend on it
                             break
         finally:
             healer.end()
         return 0
 
     def _read(self, ask: Callable[[], str]) -> str | None:
-        """Give what was typed, nothing after Ctrl-C, `None` at the end of the input."""
-        self._put_off = False  # what it was to stop is over
+        """Return what was typed, an empty line after Ctrl-C, or `None` at the end of the input."""
+        self._put_off = False  # what it would have interrupted has finished
         try:
             return ask()
         except Abandoned as abandoned:
             self._note_interrupt()
-            if str(abandoned):  # a line was cleared, and that is all
+            if str(abandoned):  # Ctrl-C only cleared the line
                 return ""
-        except KeyboardInterrupt:  # as a signal, which is noted already
+        except KeyboardInterrupt:  # a signal, already noted
             output.say("")
         except EOFError:
             return None
         if not self._leave:
-            output.say("Ctrl-D leaves; so does Ctrl-C twice.")
+            output.say("Press Ctrl-D to leave, or Ctrl-C twice.")
         return ""
 
     def _warm_up(self) -> None:
-        """Open the session and its model, if there is one."""
+        """Open the current session, if any, and its model."""
         with self._interruptible():
             try:
                 self._opening = True
@@ -141,7 +141,7 @@ class _Repl:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Go on after Ctrl-C, unless it was the second within a second."""
+        """Continue after Ctrl-C, unless it is pressed twice within a second."""
         try:
             self._inside = True
             yield
@@ -152,7 +152,7 @@ class _Repl:
             self._inside = False
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Take SIGINT, or put it off: a library that is stopped in its import cannot be imported again."""
+        """Handle SIGINT; delay it during imports, since an interrupted import cannot be repeated."""
         if not self._again:
             self._note_interrupt()
         self._again = False
@@ -172,7 +172,7 @@ class _Repl:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a frame or one that called it imports a module."""
+    """Whether a frame or one of its callers is importing a module."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True

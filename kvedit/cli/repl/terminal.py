@@ -1,4 +1,4 @@
-"""Read a line at a terminal: editing, history, completion and a toolbar, as far as it can show them."""
+"""Read a line from a terminal, with editing, history, completion and a toolbar if it supports them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _PROMPT, _CONTINUED = "kvedit> ", "   ...> "
 
 
 class Abandoned(Exception):
-    """Ctrl-C was pressed at the prompt; holds what stood there."""
+    """Ctrl-C was pressed at the prompt; the message is the text typed so far."""
 
 
 def line_reader(healer: Healer, *, history: bool) -> Callable[[], str]:
-    """Give what reads a line; it raises `Abandoned` at Ctrl-C, and `EOFError` at the end of the input.
+    """Return a line reader, which raises `Abandoned` on Ctrl-C and `EOFError` at the end of the input.
 
     Args:
-        healer: Told of each key; its work is shown in the toolbar.
+        healer: Paused at each key press; its progress is shown in the toolbar.
         history: Remember lines for the next run.
     """
     from prompt_toolkit.utils import is_dumb_terminal
@@ -39,19 +39,19 @@ def line_reader(healer: Healer, *, history: bool) -> Callable[[], str]:
 
 
 def _ask_plainly() -> str:
-    """Read a line where the terminal can do no more than print."""
+    """Read a line from a terminal that can only print."""
     try:
         text = input(_PROMPT)
         while is_open(text):
             text += "\n" + input(_CONTINUED)
     except EOFError:
-        output.say("")  # what comes next begins a line
+        output.say("")  # so that the next output begins on a new line
         raise
     return text
 
 
 def _prompt(healer: Healer, history: History | None) -> Callable[[], str]:
-    """Give what reads a line with editing, history, completion and a toolbar."""
+    """Return a line reader with editing, history, completion and a toolbar."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.filters import Condition
     from prompt_toolkit.history import InMemoryHistory
@@ -90,14 +90,14 @@ def _prompt(healer: Healer, history: History | None) -> Callable[[], str]:
         refresh_interval=0.5,
         color_depth=ColorDepth.DEPTH_1_BIT if plain else None,
         style=Style.from_dict({"bottom-toolbar": "noreverse"}) if plain else None,
-        output=create_output(always_prefer_tty=True),  # stderr, where stdout goes into a file
+        output=create_output(always_prefer_tty=True),  # stderr if stdout is redirected
     )
     prompt.app.key_processor.before_key_press += lambda _: healer.touched()
     return prompt.prompt
 
 
 def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
-    """Session, tokens, stale share, budget and policy, as many as the terminal is wide for."""
+    """Return session, tokens, stale share, budget and policy, as far as they fit the terminal."""
     from rich.cells import cell_len, set_cell_size
 
     settings, session = here.settings, here.held
@@ -128,7 +128,7 @@ def _toolbar(prompt: PromptSession[str], healer: Healer) -> str:
 
 
 def _history() -> History | None:
-    """The lines of earlier runs, in a file that only the user can read."""
+    """Return the lines of earlier runs, from a file that only the user can read."""
     import platformdirs
     from prompt_toolkit.history import FileHistory
 
@@ -144,12 +144,12 @@ def _history() -> History | None:
         data = path.read_bytes()
         data.decode("utf-8")
         if b"\0" in data:
-            raise ValueError("it holds a zero byte")
+            raise ValueError("it contains a zero byte")
     except (OSError, ValueError) as error:
         output.say(
-            f"Warning: the history in {output.one_line(str(path))} cannot be used "
-            f"({output.one_line(str(error))}); this run's is not remembered.\n"
-            "Move the file away to begin a new one."
+            f"Warning: cannot use the history in {output.one_line(str(path))} "
+            f"({output.one_line(str(error))}); lines of this run are not saved.\n"
+            "Move the file away to start a new one."
         )
         return None
     return Lenient(path)
