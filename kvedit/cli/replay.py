@@ -246,7 +246,7 @@ def _open(path: Path) -> TextIO:
     except OSError as error:
         raise KveditError(
             f"{path} cannot be written: {error.strerror or error}.",
-            "Use a file in a folder that you can write.",
+            "Choose a file that you can write.",
         ) from None
 
 

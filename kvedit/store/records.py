@@ -154,8 +154,7 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     Attributes:
         text: The document; only a complete line has it.
-        rows, turns: Number of leading elements shared with the parent, the elements between, and
-            number of trailing elements shared.
+        rows, turns: Number of leading elements shared with the parent, those between, number of trailing ones.
     """
 
     number: Count
@@ -260,11 +259,7 @@ def parse_entry(line: Line) -> Entry:
 
 
 def parse_revision(line: Line, parent: Revision | None) -> Revision:
-    """Return the revision of a line.
-
-    Args:
-        line: The line.
-        parent: The parent's revision; a complete line does not need it.
+    """Return the revision of a line, given its parent's; a complete line needs no parent.
 
     Raises:
         ValueError: The line does not fit its parent.
