@@ -334,7 +334,7 @@ def full(session: Session) -> Session:
 def test_the_context_limit_counts_the_conversation(full):
     length, before = full.model.context_length, full._state.revision
     assert length - 60 < len(full.rows) <= length
-    with pytest.raises(ContextError, match=f"holds {length}") as caught:
+    with pytest.raises(ContextError, match=f"context has {length}") as caught:
         say(full, "Another question, please?", limit=60)
     assert caught.value.exit_code == 5
     assert full._state.revision == before

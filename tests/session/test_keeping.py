@@ -442,7 +442,7 @@ def test_an_unreadable_session_is_not_chosen_as_current(home, llama):
     flip(home / "b" / "session.json", 40)
     assert place.current().name == "a"
     flip(home / "a" / "session.json", 40)
-    with pytest.raises(SessionError, match=r"No session in .* can be read") as caught:
+    with pytest.raises(SessionError, match=r"None of the sessions in .* can be read") as caught:
         place.current()
     assert caught.value.exit_code == 3
     place.remove("b")
