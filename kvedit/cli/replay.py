@@ -245,8 +245,7 @@ def _open(path: Path) -> TextIO:
         return path.open("w", encoding="utf-8")
     except OSError as error:
         raise KveditError(
-            f"{path} cannot be written: {error.strerror or error}.",
-            "Choose a file that you can write.",
+            f"{path} cannot be written: {error.strerror or error}.", "Choose a file that you can write."
         ) from None
 
 

@@ -83,7 +83,9 @@ class State:
     def ids_of(self, number: int) -> IntArray:
         """Return the ids of all rows of a revision, `int64 [N]`."""
         revision = self.journal.revision(number)
-        return self._joined(self.tokenizer.encode_text(revision.text).ids, revision.turns)
+        ids = self._joined(self.tokenizer.encode_text(revision.text).ids, revision.turns)
+        unrolled(revision, len(ids))  # refuses a damaged one
+        return ids
 
     def _joined(self, body: IntArray, turns: Sequence[int]) -> IntArray:
         head, conversation = (np.array(ids, dtype=np.int64) for ids in (self.manifest.head_ids, turns))
@@ -136,12 +138,7 @@ class State:
 
     @property
     def model(self) -> Model:
-        """The model that computed the rows, opened on first use.
-
-        Raises:
-            ModelError: The model is unavailable.
-            SessionError: The model available now is a different one.
-        """
+        """The model that computed the rows, opened on first use; raises as `Session.model` does."""
         if self._model is None:
             self.use_model(self.find_model())
         assert self._model is not None

@@ -154,7 +154,7 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     Attributes:
         text: The document; only a complete line has it.
-        rows, turns: Number of leading elements shared with the parent, those between, number of trailing ones.
+        rows, turns: Number of leading elements shared with the parent, those between, number of trailing.
     """
 
     number: Count
