@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -20,7 +20,9 @@ from kvedit.cli.options import option_parameter, options_of
 from kvedit.cli.workspace import here
 from kvedit.errors import KveditError, UsageError
 from kvedit.repair.options import Options, spelling
-from kvedit.repair.reports import Change
+
+if TYPE_CHECKING:
+    from kvedit.repair.reports import Change
 
 
 @dataclass(frozen=True, slots=True)
