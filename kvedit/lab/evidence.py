@@ -65,10 +65,10 @@ def summarise_precision(records: Sequence[Record]) -> Record:
         held = [record for record in records if record["dataset"] == dataset]
         found[dataset] = {"cases": len(held), "arms": {}}
         for arm in held[0]["arms"]:
-            bought = [record for record in held if record["arms"][arm]["rows"]]
-            shares = [record["arms"][arm]["hit"] / record["arms"][arm]["rows"] for record in bought]
-            sources = [(record["dataset"], record["source"]) for record in bought]
+            with_rows = [record for record in held if record["arms"][arm]["rows"]]
+            shares = [record["arms"][arm]["hit"] / record["arms"][arm]["rows"] for record in with_rows]
+            sources = [(record["dataset"], record["source"]) for record in with_rows]
             found[dataset]["arms"][arm] = (
-                Bootstrap(sources).means(np.array(shares)[:, None])[0].record() if bought else None
+                Bootstrap(sources).means(np.array(shares)[:, None])[0].record() if with_rows else None
             )
     return found

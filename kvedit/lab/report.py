@@ -254,7 +254,7 @@ def evidence_html(config: Record, records: Sequence[Record], summary: Record) ->
     sets: dict[str, Record] = summary["datasets"]
     arms = list(dict.fromkeys(arm for part in sets.values() for arm in part["arms"]))
     rows = [[arm, *(_share(part["arms"].get(arm)) for part in sets.values())] for arm in arms]
-    note = "Mean share of the bought rows that lie in a supporting passage, with 95 % intervals."
+    note = "Mean share of the selected rows that lie in a supporting passage, with 95 % intervals."
     heads = ["arm", *(f"{name} ({part['cases']})" for name, part in sets.items())]
     return page("kvedit bench evidence", [], [Table("Evidence", note, heads, rows)], config)
 

@@ -155,7 +155,7 @@ def test_an_emptied_document_can_be_shown_and_asked(contract):
 
 
 @pytest.mark.parametrize("name", sorted({*POLICIES} - {"oracle"}))  # which needs the clean cache
-def test_every_policy_buys_the_rows_of_the_budget(contract, name):
+def test_every_policy_selects_the_rows_of_the_budget(contract, name):
     answer = parsed("ask", "fees of item 9", "--policy", name, "--budget", "40t", "--max-new-tokens", "1")
     assert (answer["rows"]["refreshed"], answer["policy"]) == (40, name)
 

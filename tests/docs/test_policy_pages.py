@@ -103,9 +103,9 @@ def test_a_policy_depends_on_what_its_page_says(name: str, llama: Model) -> None
     origin = origins(whole.ids, past_ids, whole.past.source)
     gone[origin[origin >= 0]] = False
     # Another seam, further back: only the last nine rows keep their origin.
-    source, bought = whole.past.source.copy(), np.flatnonzero(whole.suffix)
-    source[bought[:-9]] = -1
-    source[bought[-9:]] += 1
+    source, selected = whole.past.source.copy(), np.flatnonzero(whole.suffix)
+    source[selected[:-9]] = -1
+    source[selected[-9:]] += 1
     noisy = whole.cache.clone()
     noisy.keys.neg_()
     noisy.values.neg_()
@@ -261,10 +261,10 @@ def test_the_worked_example_matches_the_policy(name: str, monkeypatch: pytest.Mo
             digits = len(value.partition(".")[2])
             assert abs(found[int(told[0])] - float(value)) <= 0.5001 * 10.0**-digits, line
             checked += 1
-    bought = re.findall(r"B = (\d+) selects rows? (\d+(?:, \d+)*)", prose)
+    selected = re.findall(r"B = (\d+) selects rows? (\d+(?:, \d+)*)", prose)
     assert checked >= 2
-    assert len(bought) == prose.count(" selects ") > 0
-    for budget, rows in bought:
+    assert len(selected) == prose.count(" selects ") > 0
+    for budget, rows in selected:
         every = evidence.suffix
         support = select(scores, evidence.unit, every, every, int(budget), policy.support)
         assert support.tolist() == [int(row) for row in rows.split(", ")]

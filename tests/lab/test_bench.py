@@ -150,7 +150,7 @@ def test_a_staged_case_knows_the_old_place_of_each_row(llama, case):
     assert staged.past.ids[staged.past.source[held]].tolist() == staged.ids[held].tolist()
     assert (staged.past.source < 0).tolist() == staged.rows.missing.tolist()
     assert np.all(np.diff(staged.past.source[held]) > 0)
-    # Rows before the first id that is another one are as they were; the others can be bought.
+    # Rows before the first id that is another one are as they were; the others can be selected.
     place = next(
         at for at, pair in enumerate(zip(staged.past.ids, staged.ids, strict=False)) if pair[0] != pair[1]
     )
@@ -357,7 +357,7 @@ def test_erratum_is_a_shift_with_a_changed_question(model):
 def test_recall_and_precision_of_the_evidence_by_hand(llama):
     tried = Trial(llama, make_case(gold=(span("Line 14"), span("Line 1:"))))
     suffix = np.flatnonzero(tried.rows.suffix)
-    gold = np.flatnonzero(tried.staged.gold)  # line 14 alone: line 1 cannot be bought
+    gold = np.flatnonzero(tried.staged.gold)  # line 14 alone: line 1 cannot be selected
     assert 10 < len(gold) < 30
     for budget in (5, 12, 60):
         last = suffix[-budget:]
@@ -667,7 +667,7 @@ def test_the_share_of_bought_rows_in_the_evidence_by_hand(llama):
     made = [make_case("a"), make_case("b", gold=(span("Line 14"),), dataset="iirc")]
     nowhere = make_case("c", gold=(span("Line 1:"),))
     found = list(precision(llama, [*made, nowhere], arms("recency@5t", "recency@30t", "recency@0")))
-    assert [record["case"] for record in found] == ["a", "b"]  # c has no evidence that can be bought
+    assert [record["case"] for record in found] == ["a", "b"]  # c has no evidence that can be selected
     for record, case in zip(found, made, strict=True):
         check_case(record, "evidence")
         staged = Staged.of(llama, case)

@@ -185,7 +185,7 @@ def best_rows(rows: list[float], evidence: Evidence) -> list[float]:
 
 
 def members(evidence: Evidence) -> dict[int, list[int]]:
-    """Rows that may be bought, by unit."""
+    """Rows that may be selected, by unit."""
     found: dict[int, list[int]] = {}
     for row in np.flatnonzero(evidence.suffix).tolist():
         found.setdefault(int(evidence.unit[row]), []).append(row)
@@ -193,7 +193,7 @@ def members(evidence: Evidence) -> dict[int, list[int]]:
 
 
 def whole(evidence: Evidence) -> dict[int, list[int]]:
-    """All rows of the units of which one may be bought, by unit."""
+    """All rows of the units of which one may be selected, by unit."""
     units = evidence.unit.tolist()
     found = {unit: [row for row, own in enumerate(units) if own == unit] for unit in members(evidence)}
     assert any(len(rows) > len(members(evidence)[unit]) for unit, rows in found.items())
@@ -510,13 +510,15 @@ def test_epic_buys_the_heads_of_units_and_then_the_nearest_rows(llama):
     )
     scores = policy_named("epic").score(evidence)
     every = evidence.suffix
-    bought = [select(scores, evidence.unit, every, every, budget, "rows").tolist() for budget in (3, 4, 10)]
-    assert bought == [[2, 4, 8], [2, 4, 8, 10], [2, 3, 4, 5, 6, 8, 9, 10, 11, 12]]
+    selected = [select(scores, evidence.unit, every, every, budget, "rows").tolist() for budget in (3, 4, 10)]
+    assert selected == [[2, 4, 8], [2, 4, 8, 10], [2, 3, 4, 5, 6, 8, 9, 10, 11, 12]]
     # The seam is at row 8: units 2, 3, 1 and 0 are the nearest, in this order.
     further = replace(evidence, past=Past(evidence.past.read_ids, np.array([*range(8), *range(12, 20)])))
     scores = policy_named("epic").score(further)
-    bought = [select(scores, evidence.unit, every, every, budget, "rows").tolist() for budget in (1, 2, 3, 5)]
-    assert bought == [[8], [8, 10], [4, 8, 10], [2, 4, 8, 9, 10]]
+    selected = [
+        select(scores, evidence.unit, every, every, budget, "rows").tolist() for budget in (1, 2, 3, 5)
+    ]
+    assert selected == [[8], [8, 10], [4, 8, 10], [2, 4, 8, 9, 10]]
 
 
 def test_delimiters_are_punctuation_line_ends_and_controls():
@@ -536,7 +538,7 @@ def test_cacheblend_sees_no_deviation_in_a_clean_cache(evidence):
 
 
 def test_cacheblend_needs_no_state_of_missing_rows(evidence):
-    # The new rows stand before all that may be bought, as after an insertion.
+    # The new rows stand before all that may be selected, as after an insertion.
     new = np.flatnonzero(~evidence.suffix & (evidence.past.source < 0) & (evidence.unit >= 0))
     after = replace(evidence, suffix=evidence.suffix & (np.arange(len(evidence.ids)) > new[-1]))
     empty = replace(after, cache=evidence.cache.clone())
@@ -569,7 +571,7 @@ def test_cachecraft_keeps_its_proportions_at_every_budget(evidence):
     for budget in range(1, 30):
         support = select(scores, evidence.unit, stale, stale, budget, "rows")
         part = {unit: int((evidence.unit[support] == unit).sum()) for unit in worth}
-        # D'Hondt: the last row bought anywhere was worth at least what the next one elsewhere would be.
+        # D'Hondt: the last row selected anywhere was worth at least what the next one elsewhere would be.
         held = {unit: int(stale[rows].sum()) for unit, rows in members(evidence).items()}
         last = min(worth[unit] / part[unit] for unit in worth if part[unit])
         nexts = [worth[unit] / (part[unit] + 1) for unit in worth if part[unit] < held[unit]]
@@ -644,8 +646,10 @@ def test_rows_behind_two_seams_grow_in_turn():
     evidence = SEAMS["two deletions"][0]
     assert nearness(evidence).tolist() == [0, 0, 7, 6, 5, 7, 6]
     every, scores = evidence.suffix, policy_named("editlocal").score(evidence)
-    bought = [select(scores, evidence.unit, every, every, budget, "rows").tolist() for budget in (1, 2, 3, 4)]
-    assert bought == [[2], [2, 5], [2, 3, 5], [2, 3, 5, 6]]
+    selected = [
+        select(scores, evidence.unit, every, every, budget, "rows").tolist() for budget in (1, 2, 3, 4)
+    ]
+    assert selected == [[2], [2, 5], [2, 3, 5], [2, 3, 5, 6]]
 
 
 def test_recomputed_rows_are_found_in_the_past():

@@ -1,4 +1,4 @@
-"""A budget as a user writes it: what it buys, what is counted apart, what goes before what."""
+"""A budget as a user writes it: which rows it selects, what is counted apart, and the order."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_a_budget_is_rounded_down_and_excludes_missing_rows(
     edited: int, form: str, hundredths: int, rows: int
 ) -> None:
     """https://github.com/LMCache/LMCache/pull/1227"""
-    bought = max(edited * hundredths // 10000, rows)
+    selected = max(edited * hundredths // 10000, rows)
     missing = json.loads(kvedit("status", "--json").stdout)["missing"]
     answer = asked("--budget", form)
-    assert answer["budget"]["rows"] == answer["rows"]["refreshed"] == bought
+    assert answer["budget"]["rows"] == answer["rows"]["refreshed"] == selected
     assert answer["budget"]["suffix_rows"] == edited
     assert answer["rows"]["missing"] == missing
     explained = json.loads(kvedit("explain", QUESTION, "--json", "--budget", form).stdout)
-    assert (explained["budget_rows"], explained["missing"]) == (bought, missing)
+    assert (explained["budget_rows"], explained["missing"]) == (selected, missing)
 
 
 @pytest.mark.parametrize(
@@ -92,21 +92,21 @@ def test_an_option_overrides_the_setting_and_that_the_default(edited: int) -> No
     here.warm = True
     try:
 
-        def bought(line: str) -> int:
+        def selected(line: str) -> int:
             assert run_line(line) == 0
             assert here.record is not None
             return int(here.record["budget"]["rows"])
 
         ask = f"ask '{QUESTION}' --no-keep --max-new-tokens 1 --json"
-        assert bought(ask) == max(64, edited // 20)
+        assert selected(ask) == max(64, edited // 20)
         assert run_line("set budget 10%") == 0
-        assert bought(ask) == edited // 10
-        assert bought(f"{ask} --budget 7t") == 7
-        assert bought(f"{ask} --budget 0") == 0  # a zero is a budget like any other
+        assert selected(ask) == edited // 10
+        assert selected(f"{ask} --budget 7t") == 7
+        assert selected(f"{ask} --budget 0") == 0  # a zero is a budget like any other
         assert run_line("set budget 1e9") == 2
-        assert bought(ask) == edited // 10
+        assert selected(ask) == edited // 10
         assert run_line("set budget default") == 0
-        assert bought(ask) == max(64, edited // 20)
+        assert selected(ask) == max(64, edited // 20)
     finally:
         reset_workspace()
 

@@ -1,4 +1,4 @@
-"""The table of rows, the budget and what it buys, and the units it buys by, each against obvious loops."""
+"""The row table, the budget, and the rows and units that it selects, each compared with obvious loops."""
 
 from __future__ import annotations
 
@@ -219,8 +219,8 @@ def test_a_support_fills_the_budget_with_stale_rows_first(rule, market, budget):
     assert chosen == sorted(set(chosen))
     assert all(suffix[row] for row in chosen)
     stale_rows, other_rows = np.flatnonzero(stale).tolist(), np.flatnonzero(suffix & ~stale).tolist()
-    bought = [row for row in chosen if stale[row]]
-    assert len(bought) == min(len(chosen), len(stale_rows))
+    selected = [row for row in chosen if stale[row]]
+    assert len(selected) == min(len(chosen), len(stale_rows))
     expected = []
     for candidates in (stale_rows, other_rows):
         width = min(len(chosen) - len(expected), len(candidates))

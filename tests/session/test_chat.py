@@ -207,7 +207,7 @@ def test_an_edit_makes_a_conversation_stale_and_keeps_its_ids(session, edit):
     check_exact(session)
 
 
-def test_a_question_may_buy_rows_of_the_conversation(session):
+def test_a_question_may_select_rows_of_the_conversation(session):
     say(session, limit=20)
     session.replace("9", "9. Another line.")
     session.heal(budget=Budget.parse("0"))
