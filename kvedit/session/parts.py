@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kvedit.cache.rows import RowTable
 from kvedit.errors import ModelError, SessionError, UsageError
 from kvedit.store.files import damaged
+from kvedit.store.journal import Journal
 from kvedit.store.records import Manifest, ModelRecord, Revision
 from kvedit.text.document import Document
 from kvedit.tokens.tokenizer import Tokenizer
@@ -49,6 +50,24 @@ def unrolled(revision: Revision, expected: int) -> RowTable:
     if frontier > total or rows.missing[:frontier].any():
         raise damaged(f"revision {revision.entry.number}", "has missing rows before its frontier")
     return rows
+
+
+def joined(head: Sequence[int], body: IntArray, turns: Sequence[int], model: Model | None) -> IntArray:
+    """Return the ids of head, document and conversation, `int64 [T]`; checks them if the model is open."""
+    ids = np.concatenate([np.array(head, dtype=np.int64), body, np.array(turns, dtype=np.int64)])
+    if model is not None:
+        check_ids(ids, model)
+    return ids
+
+
+def read_ids(
+    journal: Journal, number: int, tokenizer: Tokenizer, head: Sequence[int], model: Model | None
+) -> IntArray:
+    """Return the ids of all rows of a revision, `int64 [N]`; raises `SessionError` if it is damaged."""
+    revision = journal.revision(number)
+    ids = joined(head, tokenizer.encode_text(revision.text).ids, revision.turns, model)
+    unrolled(revision, len(ids))
+    return ids
 
 
 def check_ids(ids: Sequence[int] | IntArray, model: Model) -> None:

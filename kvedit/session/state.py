@@ -14,7 +14,15 @@ from msgspec import structs
 
 from kvedit.cache.rows import RowTable
 from kvedit.errors import SessionError
-from kvedit.session.parts import check_ids, check_same_model, open_kept_model, tokenizer_of, unrolled
+from kvedit.session.parts import (
+    check_ids,
+    check_same_model,
+    joined,
+    open_kept_model,
+    read_ids,
+    tokenizer_of,
+    unrolled,
+)
 from kvedit.session.segments import Segments
 from kvedit.store.files import damaged
 from kvedit.store.journal import Journal
@@ -78,21 +86,15 @@ class State:
     @property
     def ids(self) -> IntArray:
         """Ids of all rows: head, document and conversation. `int64 [T]`."""
-        return self._joined(self.tokens.ids, self.revision.turns)
+        return joined(self.manifest.head_ids, self.tokens.ids, self.revision.turns, self._model)
 
     def ids_of(self, number: int) -> IntArray:
         """Return the ids of all rows of a revision, `int64 [N]`."""
-        revision = self.journal.revision(number)
-        ids = self._joined(self.tokenizer.encode_text(revision.text).ids, revision.turns)
-        unrolled(revision, len(ids))  # refuses a damaged one
-        return ids
+        return self._reader(number)()
 
-    def _joined(self, body: IntArray, turns: Sequence[int]) -> IntArray:
-        head, conversation = (np.array(ids, dtype=np.int64) for ids in (self.manifest.head_ids, turns))
-        ids = np.concatenate([head, body, conversation])
-        if self._model is not None:
-            check_ids(ids, self._model)
-        return ids
+    def _reader(self, number: int) -> Callable[[], IntArray]:
+        # It holds no reference to the state: a cycle would keep caches in memory after their session.
+        return partial(read_ids, self.journal, number, self.tokenizer, self.manifest.head_ids, self._model)
 
     @property
     def units(self) -> IntArray:
@@ -116,7 +118,7 @@ class State:
                 key = (self.manifest.journal.name, entry.number)
                 if self._past is None or self._past[0] != key:
                     rows = unrolled(self.journal.revision(entry.number), entry.tokens)
-                    self._past = key, (cache(partial(self.ids_of, entry.number)), rows)
+                    self._past = key, (cache(self._reader(entry.number)), rows)
                 return self._past[1]
         return None
 

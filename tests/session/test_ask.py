@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +158,20 @@ def test_the_past_text_is_tokenized_only_where_it_is_needed(session, monkeypatch
     session.ask(QUESTION, policy="cachecraft", max_new_tokens=1, keep=False)
     session.ask(QUESTION, policy="cachecraft", max_new_tokens=1, keep=False)
     assert encoded.count(past) == 1
+
+
+def test_a_session_is_freed_without_garbage_collection(llama: Model, home: Path) -> None:
+    """A cycle of references would keep its caches in memory beside those of the next session."""
+    session = load_session(home, llama, TEXT)
+    session.delete("2")
+    session.ask(QUESTION, max_new_tokens=1, keep=False)
+    session.ask(QUESTION, policy="cachecraft", max_new_tokens=1)
+    session.heal()
+    state, working = weakref.ref(session._state), weakref.ref(session._state.working)
+    gc.disable()
+    try:
+        del session
+        assert state() is None
+        assert working() is None
+    finally:
+        gc.enable()
