@@ -23,17 +23,24 @@ class Past:
 
     Attributes:
         read_ids: Returns their ids; a session tokenizes its past text for it, and few policies need them.
+        find_ids: Returns the ids of some past rows if they are at hand, else `None`.
         source: The past row that each current row is, `int64 [T]`; -1 if the row was computed since,
             or has no state.
     """
 
     read_ids: Callable[[], IntArray]
     source: IntArray
+    find_ids: Callable[[IntArray], IntArray | None] = lambda rows: None
 
     @property
     def ids(self) -> IntArray:
         """The ids of the past rows, `int64 [N]`."""
         return self.read_ids()
+
+    def ids_of(self, rows: IntArray) -> IntArray:
+        """Return the ids of some past rows, `int64 [n]`."""
+        ids = self.find_ids(rows)
+        return self.ids[rows] if ids is None else ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,7 @@ class Evidence:
         other, behind = other[behind < len(known)], behind[behind < len(known)]
         old = self.past.source[known[behind]] - (known[behind] - other)
         if len(other):
-            changed = (old < 0) | (self.past.ids[np.maximum(old, 0)] != self.ids[other])
+            changed = (old < 0) | (self.past.ids_of(np.maximum(old, 0)) != self.ids[other])
             torn[behind[changed]] = True
         seams: IntArray = known[torn & self.suffix[known]]
         return seams

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -196,7 +197,10 @@ class Asking:
     def _past(self) -> Past | None:
         """Return the last earlier revision whose rows were all exact, and which of them remain."""
         exact = self.session.exact_past()
-        return None if exact is None else Past(exact[0], self.rows.found_in(exact[1]))
+        if exact is None:
+            return None
+        read_ids, rows = exact
+        return Past(read_ids, self.rows.found_in(rows), partial(self.session.segments.find_ids, rows))
 
     def question_ids(self, question: str) -> IntArray:
         """Return the ids of a question with the prompt around it, `int64 [N]`."""

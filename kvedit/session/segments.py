@@ -67,6 +67,15 @@ class Segments:
             row += piece.length
         return True
 
+    def find_ids(self, table: RowTable, rows: IntArray) -> IntArray | None:
+        """Return the ids of some rows of a table, `int64 [n]`; `None` unless their segments were read."""
+        names = [table.segments[code] if code >= 0 else "" for code in table.segment[rows]]
+        if not self._ids.keys() >= set(names):
+            return None
+        return np.array(
+            [self._ids[name][i] for name, i in zip(names, table.index[rows], strict=True)], np.int64
+        )
+
     def check_sizes(self, model: Model) -> None:
         """Raise `SessionError` if the sizes of a segment do not match the model."""
         for name, (keys, _) in self.states.items():
