@@ -23,9 +23,9 @@ class Past:
 
     Attributes:
         read_ids: Returns their ids; a session tokenizes its past text for it, and few policies need them.
-        find_ids: Returns the ids of some past rows if they are at hand, else `None`.
         source: The past row that each current row is, `int64 [T]`; -1 if the row was computed since,
             or has no state.
+        find_ids: Returns the ids of some past rows if they are in memory, else `None`.
     """
 
     read_ids: Callable[[], IntArray]

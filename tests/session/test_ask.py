@@ -175,3 +175,19 @@ def test_a_session_is_freed_without_garbage_collection(llama: Model, home: Path)
         assert working() is None
     finally:
         gc.enable()
+
+
+def test_ids_of_past_rows_in_segments_equal_the_tokenized_text(llama: Model, home: Path) -> None:
+    load_session(home, llama, TEXT)
+    state = Session.open(home=home)._state
+    assert state.exact_past() is None
+    session = Session.open(home=home)
+    session.delete("2")
+    exact = session._state.exact_past()
+    assert exact is not None
+    read_ids, rows = exact
+    every = np.arange(len(read_ids()))
+    assert session._state.segments.find_ids(rows, every) is None  # none was read
+    session._state.read_segments()
+    found = session._state.segments.find_ids(rows, every)
+    assert np.array_equal(found, read_ids())
