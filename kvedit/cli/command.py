@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -109,17 +109,20 @@ def command(
     def register(function: Callable[..., Reply | None]) -> Callable[..., None]:
         hints = get_type_hints(function, include_extras=True)
         parameters: list[inspect.Parameter] = []
+        expanded: dict[str, list[Field[Any]]] = {}
         for parameter in inspect.signature(function).parameters.values():
             hint = hints[parameter.name]
-            if _base(hint) is Options:
-                parameters += [option_parameter(each) for each in _wanted(hint)]
+            if getattr(hint, "__origin__", hint) is Options:
+                tests = getattr(hint, "__metadata__", ())
+                wanted = [each for each in fields(Options) if all(test(spelling(each)) for test in tests)]
+                expanded[parameter.name] = wanted
+                parameters += map(option_parameter, wanted)
             else:
                 parameters.append(parameter.replace(annotation=hint, kind=parameter.KEYWORD_ONLY))
 
         def run(json: bool, **given: Any) -> None:
-            for key, hint in hints.items():
-                if _base(hint) is Options:
-                    given[key] = options_of({each.name: given.pop(each.name) for each in _wanted(hint)})
+            for key, wanted in expanded.items():
+                given[key] = options_of({each.name: given.pop(each.name) for each in wanted})
             here.streams = not (json or here.quiet)
             reply = function(**given)
             if reply is not None:
@@ -156,16 +159,6 @@ def report(error: KveditError, as_json: bool) -> None:
     """Print an error and remember it for the record of a replay."""
     here.failure = error
     output.show_error(error, as_json=as_json and not here.quiet)
-
-
-def _base(hint: Any) -> Any:
-    return getattr(hint, "__origin__", hint)
-
-
-def _wanted(hint: Any) -> list[Any]:
-    """Return the fields of `Options` that an annotation selects."""
-    tests = getattr(hint, "__metadata__", ())
-    return [each for each in fields(Options) if all(test(spelling(each)) for test in tests)]
 
 
 def _remember_json(ctx: typer.Context, value: bool) -> bool:

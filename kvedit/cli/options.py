@@ -33,25 +33,29 @@ ENCODING_NAMES = (
 """Suggestions for completion; every encoding that Python supports works."""
 
 
+def declared(name: str) -> Any:
+    """Return Typer's declaration of the option that a field of `Options` has on the command line."""
+    each = next(each for each in fields(Options) if each.name == name)
+    known = spelling(each)
+    suggested = known.choices or known.examples
+    return typer.Option(
+        *flags(each),
+        metavar=known.metavar,
+        help=known.help,
+        autocompletion=one_of(suggested) if suggested else None,
+    )
+
+
 def option_parameter(each: Field[Any]) -> inspect.Parameter:
     """Return the command-line parameter of a field of `Options`; its default stands for "not given"."""
-    known, names = spelling(each), flags(each)
-    if isinstance(each.default, bool):
-        annotation: Any = Annotated[bool, typer.Option(*names, help=known.help)]
-        default: bool | None = False
-    else:
-        kind = known.parse if known.parse in (int, float) else str
-        shown = typer.Option(
-            *names,
-            metavar=known.metavar,
-            help=known.help,
-            autocompletion=one_of(known.choices or known.examples)
-            if known.choices or known.examples
-            else None,
-        )
-        annotation, default = Annotated[kind | None, shown], None
+    parse = spelling(each).parse
+    switch = isinstance(each.default, bool)
+    kind: Any = bool if switch else (parse if parse in (int, float) else str) | None
     return inspect.Parameter(
-        each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        each.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if switch else None,
+        annotation=Annotated[kind, declared(each.name)],
     )
 
 

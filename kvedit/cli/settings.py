@@ -28,16 +28,24 @@ def names() -> tuple[str, ...]:
     return (*_fields(), _HEAL)
 
 
+def current_name(name: str) -> str:
+    """Return a setting's name, given that or an old one; raises `UsageError` if it is unknown."""
+    name = _OLD_NAMES.get(name, name)
+    if name not in names():
+        raise UsageError(f"Unknown setting '{name}'.", f"Settings: {', '.join(names())}.")
+    return name
+
+
 def values(name: str) -> Sequence[str]:
-    """Return the values to suggest for a setting."""
-    each = _fields().get(name)
+    """Return the values to suggest for a setting; raises as `current_name` does."""
+    each = _fields().get(current_name(name))
     if each is None or isinstance(each.default, bool):
         return _SWITCH
     return (*(spelling(each).choices or spelling(each).examples), _DEFAULT)
 
 
 def takes(name: str) -> str:
-    """Describe a setting's values, for help and errors."""
+    """Describe a setting's values, for help and errors; raises as `current_name` does."""
     *most, last = values(name)
     return f"{', '.join(most)} or {last}"
 
@@ -64,10 +72,8 @@ class Settings:
         Raises:
             UsageError: The setting is unknown, or the value is not valid.
         """
-        name = _OLD_NAMES.get(name, name)
+        name = current_name(name)
         each = _fields().get(name)
-        if each is None and name != _HEAL:
-            raise unknown(name)
         if each is None or isinstance(each.default, bool):
             check_one_of(name, word, _SWITCH)
             if each is None:
@@ -83,27 +89,15 @@ class Settings:
 
     def record(self) -> dict[str, str]:
         """Return all settings as words, by the field's name."""
-        words = {each.name: self._word(each) for each in _fields().values()}
-        return {**words, _HEAL: "on" if self.heal else "off"}
+        return {name.replace("-", "_"): self.word(name) for name in names()}
 
-    def shown(self, name: str) -> str:
-        """Return one setting in the form that `set` reads."""
-        each = _fields().get(name := _OLD_NAMES.get(name, name))
-        return f"{name} {self.record()[_HEAL if each is None else each.name]}"
-
-    def _word(self, each: Field[Any]) -> str:
+    def word(self, name: str) -> str:
+        """Return the value of a setting as `set` reads it; raises as `current_name` does."""
+        each = _fields().get(current_name(name))
+        if each is None:
+            return "on" if self.heal else "off"
         if isinstance(each.default, bool):
             return "on" if self.options.get(each.name, each.default) else "off"
         if each.name in self.options:
             return as_word(self.options[each.name])
         return each.default if isinstance(each.default, str) else _DEFAULT
-
-
-def is_known(name: str) -> bool:
-    """Whether a setting of that name exists."""
-    return _OLD_NAMES.get(name, name) in names()
-
-
-def unknown(name: str) -> UsageError:
-    """Return the error for a setting that does not exist."""
-    return UsageError(f"Unknown setting '{name}'.", f"Settings: {', '.join(names())}.")

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvedit.cache.rows import RowTable
 from kvedit.errors import SessionError
+from kvedit.session.reading import join_ids
 from kvedit.session.state import State
 
 
@@ -60,11 +61,11 @@ def _check_revision(
     state: State, number: int, segment_ids: dict[str, np.ndarray], text_ids: dict[int, np.ndarray]
 ) -> list[str]:
     revision = state.journal.revision(number)
-    entry, head = revision.entry, np.array(state.manifest.head_ids, dtype=np.int64)
+    entry = revision.entry
     if entry.state not in text_ids:  # the revisions of one text share its ids
         text_ids.clear()
         text_ids[entry.state] = state.tokenizer.encode_text(revision.text).ids
-    ids = np.concatenate([head, text_ids[entry.state], np.array(revision.turns, dtype=np.int64)])
+    ids = join_ids(state.manifest.head_ids, text_ids[entry.state], revision.turns)
     total = sum(piece.length for piece in revision.rows)
     if total != len(ids):
         return [f"Revision {number} has {total} rows for {len(ids)} tokens."]

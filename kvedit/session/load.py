@@ -19,6 +19,7 @@ from kvedit.errors import SessionError
 from kvedit.model.model import CHUNK_ROWS, Model
 from kvedit.repair.refresh import prefill_
 from kvedit.repair.reports import Purge
+from kvedit.session.reading import join_ids
 from kvedit.session.state import State
 from kvedit.store.home import Home
 from kvedit.store.journal import Journal
@@ -98,7 +99,7 @@ def _prefill_document(
     """Prefill a document into `store`; if that fails, remove what was written."""
     prompt = model.layout(system)
     body = encode_body(model.tokenizer, document.text, model.context_length)
-    ids = np.concatenate([np.array(prompt.head_ids, dtype=np.int64), body.ids])
+    ids = join_ids(prompt.head_ids, body.ids)
     shortest = len(prompt.question_ids(model.tokenizer, "")) + 1
     check_context(len(ids), shortest, "the shortest question", model.context_length)
     _check_memory(model, len(ids))
@@ -135,9 +136,7 @@ def _prefill_again(
 ) -> None:
     """Prefill the current text into a session without history."""
     timings = Timings()
-    ids = np.concatenate(
-        [np.array(manifest.head_ids, dtype=np.int64), model.tokenizer.encode_text(document.text).ids]
-    )
+    ids = join_ids(manifest.head_ids, model.tokenizer.encode_text(document.text).ids)
     _check_memory(model, len(ids))
     try:
         rows = _prefill(store, model, ids, timings, progress)

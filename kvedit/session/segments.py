@@ -78,10 +78,8 @@ class Segments:
 
     def check_sizes(self, model: Model) -> None:
         """Raise `SessionError` if the sizes of a segment do not match the model."""
-        for name, (keys, _) in self.states.items():
-            layers, heads, _, width = keys.shape
-            if (layers, heads, width) != (model.layers, model.heads, model.width):
-                raise damaged(f"segment {name}", "does not match the model's sizes")
+        for name in self.states:
+            self._check_sizes(name, model)
 
     def gather(self, working: WorkingCache, rows: RowTable, wanted: IntArray) -> Iterator[int]:
         """Copy rows into a working cache in batches; yield the number of rows in each batch.
@@ -111,7 +109,12 @@ class Segments:
         self.states[name] = (tensors["keys"], tensors["values"])
         self._ids[name] = tensors["ids"].numpy()
         if model is not None:
-            self.check_sizes(model)
+            self._check_sizes(name, model)
+
+    def _check_sizes(self, name: str, model: Model) -> None:
+        layers, heads, _, width = self.states[name][0].shape
+        if (layers, heads, width) != (model.layers, model.heads, model.width):
+            raise damaged(f"segment {name}", "does not match the model's sizes")
 
     def _check_ids(self, piece: Piece, ids: IntArray) -> None:
         stored = self._ids[str(piece.segment)][piece.start : piece.start + piece.length]

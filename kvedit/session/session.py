@@ -19,7 +19,7 @@ from kvedit.repair.budget import Budget
 from kvedit.repair.options import Options
 from kvedit.repair.reports import Answer, Change, Explanation, Healed, Purge, Status, Token, Verification
 from kvedit.session import facts, history
-from kvedit.session.parts import source_document
+from kvedit.session.reading import source_document
 from kvedit.session.script import script
 from kvedit.session.state import State
 from kvedit.store.home import Home

@@ -14,15 +14,7 @@ from msgspec import structs
 
 from kvedit.cache.rows import RowTable
 from kvedit.errors import SessionError
-from kvedit.session.parts import (
-    check_ids,
-    check_same_model,
-    joined,
-    open_kept_model,
-    read_ids,
-    tokenizer_of,
-    unrolled,
-)
+from kvedit.session import reading
 from kvedit.session.segments import Segments
 from kvedit.store.files import damaged
 from kvedit.store.journal import Journal
@@ -69,7 +61,7 @@ class State:
     def reload(self) -> None:
         """Read manifest, journal, tokenizer and current revision from disk."""
         manifest, journal = self.store.read()
-        self.tokenizer = tokenizer_of(self.store.read_tokenizer(manifest.tokenizer))
+        self.tokenizer = reading.tokenizer_of(self.store.read_tokenizer(manifest.tokenizer))
         if self.tokenizer.fingerprint != manifest.model.parts["tokenizer"]:
             raise damaged("the tokenizer", "does not match the model")
         if self._model is not None and manifest.model.differs_from(self._model.parts):
@@ -79,22 +71,27 @@ class State:
     def _show(self, manifest: Manifest, journal: Journal, revision: Revision) -> None:
         document = Document(revision.text, Source(manifest.source, manifest.encoding, manifest.bom))
         tokens = self.tokenizer.encode_text(document.text)
-        rows = unrolled(revision, len(manifest.head_ids) + len(tokens) + len(revision.turns))
+        rows = reading.unrolled(revision, len(manifest.head_ids) + len(tokens) + len(revision.turns))
         self.manifest, self.journal, self.revision = manifest, journal, revision
         self.document, self.tokens, self.rows = document, tokens, rows
 
     @property
     def ids(self) -> IntArray:
         """Ids of all rows: head, document and conversation. `int64 [T]`."""
-        return joined(self.manifest.head_ids, self.tokens.ids, self.revision.turns, self._model)
+        ids = reading.join_ids(self.manifest.head_ids, self.tokens.ids, self.revision.turns)
+        reading.check_ids(ids, self._vocabulary)
+        return ids
 
-    def ids_of(self, number: int) -> IntArray:
-        """Return the ids of all rows of a revision, `int64 [N]`."""
-        return self._reader(number)()
+    def ids_reader(self, number: int) -> Callable[[], IntArray]:
+        """Return a function that reads the ids of all rows of a revision, `int64 [N]`."""
+        # It refers neither to the state nor to the model, which would stay in memory with it.
+        return partial(
+            reading.read_ids, self.journal, number, self.tokenizer, self.manifest.head_ids, self._vocabulary
+        )
 
-    def _reader(self, number: int) -> Callable[[], IntArray]:
-        # It holds no reference to the state: a cycle would keep caches in memory after their session.
-        return partial(read_ids, self.journal, number, self.tokenizer, self.manifest.head_ids, self._model)
+    @property
+    def _vocabulary(self) -> int | None:
+        return None if self._model is None else self._model.vocabulary
 
     @property
     def units(self) -> IntArray:
@@ -117,8 +114,8 @@ class State:
             if entry.frontier == entry.tokens:
                 key = (self.manifest.journal.name, entry.number)
                 if self._past is None or self._past[0] != key:
-                    rows = unrolled(self.journal.revision(entry.number), entry.tokens)
-                    self._past = key, (cache(self._reader(entry.number)), rows)
+                    rows = reading.unrolled(self.journal.revision(entry.number), entry.tokens)
+                    self._past = key, (cache(self.ids_reader(entry.number)), rows)
                 return self._past[1]
         return None
 
@@ -162,7 +159,7 @@ class State:
 
     def find_model(self, name: str | None = None, report: Callable[[str], None] = lambda text: None) -> Model:
         """Open the model used at load, or the one named; raises the same errors as `model`."""
-        return open_kept_model(self.manifest.model, name, report)
+        return reading.open_recorded_model(self.manifest.model, name, report)
 
     def use_model(self, model: Model) -> None:
         """Set the model that computed the session's rows.
@@ -172,8 +169,8 @@ class State:
         """
         if model is self._model:
             return
-        check_same_model(self.manifest.model, model)
-        check_ids(self.manifest.head_ids, model)
+        reading.check_same_model(self.manifest.model, model)
+        reading.check_ids(self.manifest.head_ids, model.vocabulary)
         self.segments.check_sizes(model)
         self._model, self._working = model, None
 

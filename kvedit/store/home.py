@@ -79,11 +79,8 @@ class Home:
             UsageError: A session has that name, and `force` is false.
         """
         store = self.store(name)
-        if store.exists() and not force:
-            raise UsageError(
-                f"A session '{name}' already exists.",
-                "Use --force to replace it, or --session NAME for another name.",
-            )
+        if not force:
+            _check_free(store, "Use --force to replace it, or --session NAME for another name.")
         return store
 
     def stores(self) -> Sequence[Store]:
@@ -206,6 +203,6 @@ def _overview(store: Store, current: bool) -> Overview:
     return Overview(store.name, current, *counts, size, manifest.created, None)
 
 
-def _check_free(target: Store) -> None:
+def _check_free(target: Store, remedy: str = "Choose another name.") -> None:
     if target.exists():
-        raise UsageError(f"A session '{target.name}' already exists.", "Choose another name.")
+        raise UsageError(f"A session '{target.name}' already exists.", remedy)

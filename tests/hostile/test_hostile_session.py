@@ -414,7 +414,7 @@ def test_an_invalid_line_with_a_valid_checksum_is_refused(store, number, fields)
         session = Session(State(store))
         for at in range(len(session._state.journal)):
             session._state.journal.entry(at)
-            session._state.ids_of(at)
+            session._state.ids_reader(at)()
         session.script()
 
     refused(read_all)
@@ -719,7 +719,7 @@ def look_at(store: Store, model: Model) -> str:
         session.use_model(model)
         session.ask("Why?", max_new_tokens=1, keep=False, budget="3t")
         for number in range(len(session._state.journal)):
-            session._state.ids_of(number)
+            session._state.ids_reader(number)()
         for verb in (session.undo, session.redo):
             with suppress(UsageError):
                 verb()

@@ -13,7 +13,7 @@ import typer
 from kvedit.cli import output
 from kvedit.cli.command import Reply, app, command
 from kvedit.cli.inputs import lengths_of, names_of, open_model, read_questions, say_left, split, texts_of
-from kvedit.cli.options import Device, Dtype, ModelName, one_of
+from kvedit.cli.options import Device, Dtype, ModelName, declared, one_of
 from kvedit.cli.workspace import here
 from kvedit.errors import check_one_of
 from kvedit.names import DEFAULT_MODEL, SUPPORTS
@@ -73,15 +73,7 @@ Ray = Annotated[
         callback=_check_ray,
     ),
 ]
-SupportName = Annotated[
-    str | None,
-    typer.Option(
-        "--support",
-        metavar="NAME",
-        help=f"How scores become rows: {', '.join(SUPPORTS)}. Default: the policy's own.",
-        autocompletion=one_of(SUPPORTS),
-    ),
-]
+SupportName = Annotated[str | None, declared("support")]
 Seed = Annotated[int, typer.Option(metavar="N", help="Random seed.")]
 
 

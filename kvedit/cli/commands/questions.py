@@ -9,8 +9,8 @@ import typer
 
 from kvedit.cli import output
 from kvedit.cli.command import Reply, command
-from kvedit.cli.options import ModelPlace, Question, SessionName, question_of
-from kvedit.cli.progress import progressing, repairing, working
+from kvedit.cli.options import ModelPlace, Question, SessionName, declared, question_of
+from kvedit.cli.progress import progressing, repairing
 from kvedit.cli.workspace import here
 from kvedit.errors import UsageError
 from kvedit.repair.budget import Budget
@@ -31,8 +31,7 @@ def ask(question: Question, options: Options, model: ModelPlace = None, session:
 
     text = question_of(question)
     opened, timings, start = here.session(session), Timings(), clock()
-    with working("Loading the model"):
-        here.ready(opened, model)
+    here.ready(opened, model)
     timings.add("load", clock() - start)
     with repairing() as on_phase:
         answer = opened.ask(
@@ -114,7 +113,7 @@ def verify(
     max_new_tokens: Annotated[
         int, typer.Option(metavar="N", min=1, help="Maximum number of tokens per answer.")
     ] = 64,
-    continue_: Annotated[bool, typer.Option("--continue", "-c", help="Include the conversation.")] = False,
+    continue_: Annotated[bool, declared("conversation")] = False,
     model: ModelPlace = None,
     session: SessionName = None,
 ) -> Reply:

@@ -75,7 +75,7 @@ class CommandCompleter(Completer):
             return self._commands if len(words) == 1 else ()
         if len(words) == 1:
             return settings.names()
-        return settings.values(words[1]) if len(words) == 2 and settings.is_known(words[1]) else ()
+        return settings.values(words[1]) if len(words) == 2 and words[1] in settings.names() else ()
 
     def _values(self, command: Any, parameter: Any, typed: str) -> Iterable[Any]:
         if parameter.name in _FILES:

@@ -128,11 +128,10 @@ def _set(words: list[str]) -> None:
     """Change a setting of this process, or show one or all."""
     if len(words) == 2:
         here.settings.set(*words)
-    elif words and not settings.is_known(words[0]):
-        raise settings.unknown(words[0])
     elif len(words) > 2:
         raise UsageError(f"'set {words[0]}' needs one value.", f"Use {settings.takes(words[0])}.")
     # Version 1 had `chat` instead of `conversation`.
     record = {"schema_version": 2, **here.settings.record()}
-    shown = "\n".join(here.settings.shown(name) for name in words[:1] or settings.names())
+    chosen = [settings.current_name(name) for name in words[:1]] or settings.names()
+    shown = "\n".join(f"{name} {here.settings.word(name)}" for name in chosen)
     give(Reply(record, lambda: output.say(shown)), here.as_json)

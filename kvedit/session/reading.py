@@ -1,4 +1,4 @@
-"""The parts of a session's state: its tokenizer, a revision's rows, its model, its source file."""
+"""Read and check what a session records: tokenizer, rows and ids of a revision, model, source file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tokenizer_of(serialized: str) -> Tokenizer:
     try:
         return Tokenizer(serialized)
     except Exception:  # the library raises nothing more specific
-        raise damaged("the tokenizer", "cannot be understood") from None
+        raise damaged("the tokenizer", "is invalid") from None
 
 
 def unrolled(revision: Revision, expected: int) -> RowTable:
@@ -52,27 +52,36 @@ def unrolled(revision: Revision, expected: int) -> RowTable:
     return rows
 
 
-def joined(head: Sequence[int], body: IntArray, turns: Sequence[int], model: Model | None) -> IntArray:
-    """Return the ids of head, document and conversation, `int64 [T]`; checks them if the model is open."""
-    ids = np.concatenate([np.array(head, dtype=np.int64), body, np.array(turns, dtype=np.int64)])
-    if model is not None:
-        check_ids(ids, model)
-    return ids
+def join_ids(head: Sequence[int], body: IntArray, turns: Sequence[int] = ()) -> IntArray:
+    """Return the ids of head, document and conversation, `int64 [T]`."""
+    return np.concatenate([np.array(head, dtype=np.int64), body, np.array(turns, dtype=np.int64)])
 
 
 def read_ids(
-    journal: Journal, number: int, tokenizer: Tokenizer, head: Sequence[int], model: Model | None
+    journal: Journal, number: int, tokenizer: Tokenizer, head: Sequence[int], vocabulary: int | None
 ) -> IntArray:
-    """Return the ids of all rows of a revision, `int64 [N]`; raises `SessionError` if it is damaged."""
+    """Return the ids of all rows of a revision, `int64 [N]`.
+
+    Args:
+        journal: Has the revision.
+        number: Of the revision.
+        tokenizer: Encodes its text.
+        head: Ids before the document.
+        vocabulary: Size of the model's vocabulary, if the model is open.
+
+    Raises:
+        SessionError: The revision is damaged.
+    """
     revision = journal.revision(number)
-    ids = joined(head, tokenizer.encode_text(revision.text).ids, revision.turns, model)
+    ids = join_ids(head, tokenizer.encode_text(revision.text).ids, revision.turns)
+    check_ids(ids, vocabulary)
     unrolled(revision, len(ids))
     return ids
 
 
-def check_ids(ids: Sequence[int] | IntArray, model: Model) -> None:
-    """Raise `SessionError` if a token id is outside the model's vocabulary."""
-    if len(ids) and int(np.max(ids)) >= model.vocabulary:
+def check_ids(ids: Sequence[int] | IntArray, vocabulary: int | None) -> None:
+    """Raise `SessionError` if a token id is outside the model's vocabulary, if that is known."""
+    if vocabulary is not None and len(ids) and int(np.max(ids)) >= vocabulary:
         raise damaged("a token id", "is outside the model's vocabulary")
 
 
@@ -86,7 +95,7 @@ def check_same_model(record: ModelRecord, model: Model) -> None:
         )
 
 
-def open_kept_model(record: ModelRecord, name: str | None, report: Callable[[str], None]) -> Model:
+def open_recorded_model(record: ModelRecord, name: str | None, report: Callable[[str], None]) -> Model:
     """Open the model that a session was created with.
 
     Args:
